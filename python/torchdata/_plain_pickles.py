@@ -1,8 +1,8 @@
 """Pickles of plain data, which are safe to load, and states of pipes, which separate plain data from other values.
 
 A pickle of plain data refers only to functions of this package that create arrays, batches and files, and that are safe
-with any arguments. Before unpickling, the extension refuses instructions that plain data does not need. It also refuses
-lengths that exceed the pickle, which could allocate gigabytes.
+with any arguments. Before unpickling, the extension refuses instructions that plain data does not need. The extension
+also refuses lengths that exceed the pickle, which could allocate gigabytes.
 
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `to_plain` does
 not change `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these

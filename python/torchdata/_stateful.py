@@ -1,8 +1,8 @@
 """Defines the protocol of iterables that save their own positions, and reads successive epochs of such an iterable.
 
 An iterable may report its position at any time, but the position is only correct while an epoch is being read. For
-example, if `__iter__` is a generator function, its code runs only when the first item is requested. Until then, the
-iterable reports an old position. Until an item is requested, `StatefulStream` itself reports the loaded position, or
+example, if `__iter__` is a generator function, its code runs only when the first item is requested, and the iterable
+reports an old position before that. Until an item is requested, `StatefulStream` itself reports the loaded position, or
 the last position of the previous epoch.
 
 The iterable's `load_state_dict` restores a position within an epoch. If the position is between two epochs,
@@ -339,8 +339,8 @@ class StatefulStream:
             except BaseException as error:  # the yielded iterator raises the error, and the next call continues
                 if not isinstance(error, Exception):  # after Ctrl-C, the item is not yielded, so the position stays
                     self.started, self._unread = started, True
-                # This generator's frame is removed from the traceback. Otherwise, the exception would look like an
-                # exception of a user's generator, which cannot continue.
+                # This generator's frame is removed from the traceback, because an exception with the frame of a
+                # generator looks as if it had ended the user's generator.
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 yield map(_raise, (error,))
                 continue

@@ -95,8 +95,8 @@ def standing_still(pipes: list[Any]) -> AbstractContextManager[object]:
 @contextmanager
 def _all_still(pipes: list[Any]) -> Iterator[None]:
     with ExitStack() as stack:
-        # Each pipe is paused before its sources. If a source were paused first, the pipe's thread would wait for an
-        # item of this source and could not be paused.
+        # Each pipe is paused before its sources. If a source were paused before its reader, the reader's thread would
+        # wait for an item of this source, and could not be paused.
         for pipe in reversed(pipes):
             stack.enter_context(pipe.standing_still())
         yield

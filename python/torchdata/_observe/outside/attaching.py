@@ -4,8 +4,8 @@ Role: a loader's counters are in anonymous memory, and the loader's main process
 open. Through `/proc`, other processes of the same user and of root can open the memory.
 
 Root may inspect a process of a malicious user, so the contents of the memory are not trusted. The memory must be sealed
-against shrinking, and all offsets in it are compared with its size. Control characters are removed from texts. Loaders
-with invalid counters are reported and omitted.
+against shrinking, and all offsets in the memory are compared with its size. Control characters are removed from all
+texts in the memory. Loaders with invalid counters are reported and omitted.
 """
 
 from __future__ import annotations

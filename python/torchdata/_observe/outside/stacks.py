@@ -34,8 +34,7 @@ from torchdata._machine import caught_signals, read
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-#: The maximum number of bytes of old stacks. If a process has written more, it deletes its stacks at the beginning of
-#: an epoch.
+#: A process that has written more bytes of stacks than this deletes the stacks at the beginning of an epoch.
 MOST = 1 << 20
 LOOK = 0.005
 
@@ -84,8 +83,8 @@ _answering = _Answering()
 
 
 def _in_forked_child() -> None:
-    """Creates a new state in a forked child. The open file belongs to the parent, and a thread of the parent may hold
-    the lock."""
+    """Creates a new state in a forked child, because the open file belongs to the parent, and a thread of the parent
+    may hold the lock."""
     global _answering
     _answering = _Answering(_answering)
 
@@ -217,8 +216,8 @@ def tidy() -> None:
 
 
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
-    """Returns the Python stacks of another process, main thread first; None if the process does not answer. The result
-    also contains the stacks of a worker's further threads, if its main thread can run Python code.
+    """Returns the Python stacks of another process, main thread first; None if the process does not answer. For a
+    worker with a main thread that can run Python code, the result contains the stacks of all threads.
 
     Args:
         number: an integer from the process's counters, which contains two signal numbers (see `_OTHERS_AT`).

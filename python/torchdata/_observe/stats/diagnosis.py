@@ -289,7 +289,8 @@ def sending(stats: LoaderStats) -> Verdict | None:
         return None
     items = max(1, sum(worker.items for worker in workers))
     # For tiny items, a worker may wait for a core for longer than it works, so its waiting time is subtracted. Virtual
-    # machines do not report every wait for a core. The sum of the pipes' own times is used instead if it is smaller.
+    # machines do not report every wait for a core. If the sum of the pipes' own times is smaller than the worker's
+    # time, the sum is used instead.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items

@@ -108,8 +108,8 @@ def check_source(pipe: str, value: S, argument: str = "datapipe") -> S:
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
-    """Returns `value` if it is a pipe of the class `kind`. Wraps a dataset in such a pipe. Raises TypeError for plain
-    data, because passing plain data may be a mistake."""
+    """Returns `value` if it is a pipe of the class `kind`, and wraps a dataset in a pipe of this class. Raises
+    TypeError for plain data, because passing plain data may be a mistake."""
     found = _as_pipe(value, kind)
     if found is None:
         raise TypeError(

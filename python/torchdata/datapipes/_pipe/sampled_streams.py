@@ -7,8 +7,8 @@ A stream may draw from the global random generators in order to shuffle or to au
 saved state contains the states that the generators had before the stream first drew numbers. A resumed run restores the
 generators, rereads the items, and raises an error if the items differ from the original items. If the stream probably
 draws numbers for each item, as for augmentation, the resumed run only warns, because other code may also have drawn
-numbers. A stream probably draws numbers for each item if it drew numbers for its second item. The same is assumed if
-the items differ only in floating-point numbers and arrays.
+numbers. A stream probably draws numbers for each item if it drew numbers for its second item. Items that differ only in
+floating-point numbers and arrays also indicate that the stream draws numbers for each item.
 """
 
 from __future__ import annotations

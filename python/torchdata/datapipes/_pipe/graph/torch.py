@@ -180,8 +180,8 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def has_begun(datapipe: Any) -> bool:
-    """Returns whether a PyTorch pipe was iterated before. Raises TypeError for a PyTorch pipe with a method `set_seed`.
-    Its state cannot be saved, because the pipe does not keep its seed."""
+    """Returns whether a PyTorch pipe was iterated before. Raises TypeError for a PyTorch pipe with a method `set_seed`,
+    because the state of such a pipe cannot be saved."""
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "

@@ -27,8 +27,8 @@ _pipes: tuple[type, ...] = ()
 
 _has_virtual = False
 
-#: The last result of `abc.get_cache_token`. If `abc.get_cache_token` returns another value, a virtual subclass was
-#: registered, and the cached results of `_role` are dropped.
+#: The last result of `abc.get_cache_token`. If `abc.get_cache_token` returns another value than before, a virtual
+#: subclass was registered, and the cached results of `_role` are dropped.
 _registered: object = None
 
 Role = Literal["pipe", "container"]
@@ -100,8 +100,7 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Small containers are searched first. Otherwise, large data could use up the maximum number of inspected members
-    before a pipe is found.
+    Small containers are searched first, because large data could use up the maximum number of inspected members.
     """
     _clear_roles()
     role = _role_of(value)

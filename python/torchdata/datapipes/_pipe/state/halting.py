@@ -2,8 +2,8 @@
 
 Role: in a replay, user functions must draw the same numbers from the global random generators as in the original
 iteration. If a pipe reads ahead in a thread, the functions of earlier pipes have already drawn numbers for the buffered
-items. Therefore, during a replay, a read-ahead thread must pause after the number of items that it had read when the
-state was saved.
+items. During a replay, a read-ahead thread must pause after the number of items that it had read when the state was
+saved.
 """
 
 from __future__ import annotations

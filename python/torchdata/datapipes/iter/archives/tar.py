@@ -447,8 +447,7 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # `readall` must refuse a sparse file that is too large for memory. All other methods read the file in
-            # pieces.
+            # `readall` must refuse a sparse file that is too large for memory, because it reads the whole file at once.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)

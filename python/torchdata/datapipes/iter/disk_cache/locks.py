@@ -97,9 +97,9 @@ def release_all_of(thread: int | None) -> None:
 def pause(section: int, release: Callable[[], None]) -> None:
     """After `PAUSE` seconds, a thread calls `release` repeatedly until `resume` is called.
 
-    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. Holding the locks for
-    longer could make the consumer and another process wait for each other forever. `release` is called repeatedly,
-    because the pipes of the section may lock further items in the meantime.
+    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. Holding the locks until
+    the consumer continues could make the consumer and another process wait for each other forever. `release` is called
+    repeatedly, because the pipes of the section may lock further items in the meantime.
 
     Args:
         section: the id of the `Section`.

@@ -83,7 +83,7 @@ class ShardingFilter(IterDataPipe[T_co]):
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
     #: The number of items that a resumed run must recompute, from the source's saved position to this filter's
-    #: position. The number is 0 unless one process reads the source for several shards (see `common_parts`).
+    #: position. `_behind` is 0 unless one process reads the source for several shards (see `common_parts`).
     #: `_generators` contains the states of the global random generators at the source's saved position.
     _behind: int = state(0)
     _generators: Any = state()

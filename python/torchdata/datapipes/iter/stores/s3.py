@@ -120,8 +120,8 @@ class S3FileLister(GivenLength, ListsRoots):
                     yield key, url
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
-        """Yields the keys that begin with `prefix`. obstore can list only whole folders. Therefore, this method lists
-        the folder that contains the prefix, and begins shortly before the prefix."""
+        """Yields the keys that begin with `prefix`. This method lists the folder that contains the prefix, and begins
+        shortly before the prefix, because obstore can list only whole folders."""
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
         pages = obstore.list(store, folder or None, offset=start or None, chunk_size=_KEYS_PER_PAGE)

@@ -65,8 +65,8 @@ class HoldsStream(IterDataPipe[T_co]):
         return sources_of(self)[0]
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        """Returns an iterator over the items of a stream, from the position `place` or, if `place` is None, from the
-        start of the stream.
+        """Returns an iterator over the items of a stream; `place` is the position to begin at, or None for the start of
+        the stream.
 
         If possible, subclasses return an iterator that is written in C, which is faster than a generator.
         """

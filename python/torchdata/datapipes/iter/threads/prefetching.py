@@ -41,7 +41,7 @@ class _PrefetchData(ReadAhead):
         self._left = False
         self.is_over = False
         #: The number of items that the source had yielded when the pipe's iteration began. If the source does not count
-        #: its items, the value is None, and `taken` is used instead.
+        #: its items, `before` is None, and `taken` is used instead.
         self.before: int | None = None
         self.taken = 0
         #: The object that pauses the thread if the iteration is a replay; otherwise None.

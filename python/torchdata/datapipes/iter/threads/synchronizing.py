@@ -67,8 +67,8 @@ class _StepData(_PrefetchData):
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: A thread must hold this lock to move an item from `voted_on` to the queue or to save a state. Otherwise, a
-        #: state could contain the item twice or not at all.
+        #: A thread must hold this lock to move an item from `voted_on` to the queue or to save a state, so that no
+        #: state contains the item twice or not at all.
         self.lock = threading.Lock()
         self.slot: int | None = None
         #: The item that this rank has read. When a vote shows that every rank has an item, the item in `voted_on` is
