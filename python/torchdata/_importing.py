@@ -24,8 +24,8 @@ Calls = Mapping[str, Callable[[Any], object]]
 
 class _WaitingFinder:
     def __init__(self) -> None:
-        #: The functions that are called after an import, by the name of the caller that has registered them, and then
-        #: by the name of the imported module.
+        #: For each caller, by its name `who`: the functions to call after an import, by the name of the imported
+        #: module.
         self.calls: dict[str, dict[str, Callable[[Any], object]]] = {}
 
     def find_spec(
@@ -100,8 +100,8 @@ def call_when_imported(who: str, calls: Calls) -> None:
     _finder.install_or_leave()
 
 
-#: A thread holds this lock during a fork, and while `import_whole` imports a module. Without the lock, a child could
-#: inherit an incomplete module, and would hang when it imports this module.
+#: A thread holds this lock during a fork, and while `import_whole` imports a module. Without the lock, a forked child
+#: could inherit a module that another thread is importing, and would hang when it imports this module.
 _late = threading.RLock()
 os.register_at_fork(
     before=_late.acquire,

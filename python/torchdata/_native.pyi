@@ -161,8 +161,8 @@ class Carrier:
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
         """Returns the integers that the peer has written into the link's shared memory (None if unchanged), and the new
-        messages. In the list of messages, one header for all messages is first, and the large buffers of the messages
-        follow."""
+        messages. The list of messages begins with one header for all messages, followed by the large buffers of the
+        messages."""
     def put(self, frame: Sequence[Any]) -> bool: ...
     def put_words(self, words: Sequence[int]) -> None: ...
     def wait(self, seconds: float, messages: bool, lacks: bool) -> None: ...
@@ -237,8 +237,8 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Counts the exit of a child. Returns the number of exits of this child at the same item, whether this exit is
-        new, and whether the loader must give up."""
+        """Counts the exit of a child. Returns the number of exits of this child at the same item, whether this exit was
+        not counted before, and whether the loader must give up."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 
@@ -463,8 +463,8 @@ class ReadAheadHold:
 
 @final
 class SourceReader:
-    """Reads the source of a `ReadAheadQueue`. Any thread may use `index` and `ended`. Only the thread that is reading
-    the source may use other attributes and methods than `index` and `ended`."""
+    """Reads the source of a `ReadAheadQueue`. Any thread may use `index` and `ended`, but only the thread that is
+    reading the source may use the remaining attributes and methods."""
     def __new__(
         cls,
         advance: Callable[[], Any],
@@ -484,7 +484,7 @@ class SourceReader:
 class Meeting:
     """The connections between one rank and the remaining ranks of a job."""
 
-    #: Seconds to wait for a heartbeat of a rank after the timeout, before the rank counts as lost.
+    #: After the timeout, a rank counts as lost if it sends no heartbeat for this number of seconds.
     WATCH: float
     @staticmethod
     def host(descriptor: int, size: int, hello: bytes, welcome: bytes) -> Meeting: ...

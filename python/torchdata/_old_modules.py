@@ -89,7 +89,7 @@ datapipes.utils.pin_memory datapipes.utils pin_memory_fn
 #: For each old module: the present module, and a dict from each old name to its present module and its present name.
 OLD_MODULES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
 #: Pairs of an old module and a name in it. If code assigns a value to one of these names in the old module, the present
-#: module gets the value, too.
+#: module gets the same value.
 _patched: set[tuple[str, str]] = set()
 
 for _old, _home, *_entries in map(str.split, _TABLE.strip().splitlines()):
@@ -105,8 +105,8 @@ for _old, _home, *_entries in map(str.split, _TABLE.strip().splitlines()):
 
 
 class _OldModule(ModuleType):
-    """An old module. When `unittest.mock` or pytest ends a patch by deleting a name, the present module of this name
-    gets the original value back."""
+    """An old module. When `unittest.mock` or pytest ends a patch by deleting a name from the old module, the present
+    module gets the name's original value back."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

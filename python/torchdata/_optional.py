@@ -13,7 +13,7 @@ DISTRIBUTION = "torchdata-rs"
 
 def how_to_install(extra: str) -> str:
     """Returns a command that installs the libraries of an extra. The command does not mention this package, because pip
-    may not find it."""
+    may not find this package in an index."""
     from importlib import metadata  # this import takes a sixth of the package's import time
 
     try:

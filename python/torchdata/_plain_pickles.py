@@ -1,8 +1,8 @@
 """Pickles of plain data, which are safe to load, and states of pipes, which separate plain data from other values.
 
 A pickle of plain data refers only to functions of this package that create arrays, batches and files, and that are safe
-with any arguments. Before unpickling, the extension refuses instructions that plain data does not need, and lengths
-that exceed the pickle, which could allocate gigabytes.
+with any arguments. Before unpickling, the extension refuses instructions that plain data does not need. The extension
+also refuses lengths that exceed the pickle, which could allocate gigabytes.
 
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `to_plain` does
 not change `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these
@@ -43,7 +43,8 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
     """Registers a class as plain data; its subclasses are not included.
 
     Args:
-        parts: returns a function and arguments that recreate an equal instance, or None.
+        parts: a function that returns one of the `makers` and its arguments, to recreate an equal instance; or None if
+            the instance is not plain data.
         makers: the functions that `parts` may return; malicious pickles may call them with any arguments.
     """
     _known[kind] = parts
@@ -240,8 +241,8 @@ def _pickles(value: Any) -> bool:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """Returns the function for a class of NumPy or PyTorch, which is not in `_known`, because this module does not
-    import these libraries; None for other classes."""
+    """Returns the function (see `_known`) for a class of NumPy or PyTorch; None for other classes. Classes of NumPy and
+    PyTorch are not in `_known`, because this module does not import these libraries."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts

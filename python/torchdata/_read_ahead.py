@@ -75,7 +75,7 @@ def _run(queue: ReadAheadQueue, serve: Callable[..., object], args: tuple[Any, .
 
 
 def without_own_frame(error: BaseException) -> BaseException:
-    """Removes this module's frame from the traceback: the queue stores the error, and the frame refers to the queue, so
-    the queue would never be freed.
+    """Removes this module's frame from the error's traceback, because the frame refers to the queue that stores the
+    error, so the queue would never be freed.
     """
     return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)

@@ -36,8 +36,7 @@ _KEYS = frozenset(
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
-#: Values in a URL's query with more characters than this are hidden, because values that select a part of a file are
-#: shorter.
+#: Values in a URL's query with more characters than this are hidden, because long values may be secrets.
 _LONGEST = 20
 
 _USER = re.compile(r"(?<=://)[^/\s?#]*@")

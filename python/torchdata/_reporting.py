@@ -28,7 +28,7 @@ _shown: dict[Any, Any] = {}
 
 
 def _outside() -> tuple[FrameType, int]:
-    """Returns the first frame above the caller that is outside this package, and its stack level."""
+    """Returns the innermost frame outside this package, and the stack level of this frame."""
     level, frame = 1, sys._getframe(2)
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_BELOW):
         level, frame = level + 1, frame.f_back
@@ -111,7 +111,7 @@ _COLUMNS, _WIDTH = 8, 80
 
 
 def _scalars(row: dict[Any, Any]) -> str | None:
-    """Describes a row by its first columns with strings or numbers, without columns with names that announce a
+    """Describes a row by its first columns with strings or numbers, and leaves out columns with names that announce a
     secret."""
     found = (
         f"{name}={value!r:.{_WIDTH}}"

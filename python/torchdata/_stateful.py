@@ -1,18 +1,18 @@
 """Defines the protocol of iterables that save their own positions, and reads successive epochs of such an iterable.
 
 An iterable may report its position at any time, but the position is only correct while an epoch is being read. For
-example, if `__iter__` is a generator function, it runs only when the first item is requested, and the iterable reports
-an old position until then. Therefore, `StatefulStream` itself reports the loaded position, or the last position of the
-previous epoch, until an item is requested.
+example, if `__iter__` is a generator function, its code runs only when the first item is requested, and the iterable
+reports an old position before that. Until an item is requested, `StatefulStream` itself reports the loaded position, or
+the last position of the previous epoch.
 
 The iterable's `load_state_dict` restores a position within an epoch. If the position is between two epochs,
-`StatefulStream` loads the last position of the first epoch, and requests one item. The request for the item ends the
-first epoch, or returns an item, which is dropped. Then a new iteration of the iterable begins, so that it counts epochs
-and draws random numbers as in the saved run. If a new iteration of the iterable would continue after the dropped item,
-no item is requested.
+`StatefulStream` loads the last position of the earlier epoch, and requests one more item. The request for one more item
+ends the earlier epoch, or returns an item, which is dropped. After the request for one more item, a new iteration of
+the iterable begins, so that the iterable counts epochs and draws random numbers as in the saved run. No item is
+requested if a new iteration of the iterable would continue after this item.
 
-Some iterables, for example Hugging Face's, apply a loaded state in every later iteration, so that the next epoch would
-begin at the loaded position, too. If the first items of the resumed epoch and of the next epoch leave equal states,
+Some iterables, for example Hugging Face's, apply a loaded state in every later iteration, so that each later epoch
+would begin at the loaded position. If the first items of the resumed epoch and of the next epoch leave equal states,
 `StatefulStream` restarts the next epoch from the iterable's initial state. If a state from the end of an epoch was
 loaded and the iterable yields an item nevertheless, `StatefulStream` drops the item and loads the state again.
 """
@@ -297,8 +297,7 @@ class StatefulStream:
         """Makes the iterable end its epoch at the loaded position. Returns whether the epoch has ended.
 
         Iterables differ in whether a new iteration continues after the last item or begins at the start. This method
-        therefore reads two items, once with and once without a new iteration in between, and compares the resulting
-        states.
+        reads two items, one with and one without a new iteration before it, and compares the resulting states.
         """
         if not is_stateful(self._iterable):
             return self._step() is _END
@@ -340,8 +339,8 @@ class StatefulStream:
             except BaseException as error:  # the yielded iterator raises the error, and the next call continues
                 if not isinstance(error, Exception):  # after Ctrl-C, the item is not yielded, so the position stays
                     self.started, self._unread = started, True
-                # This generator's frame is removed from the traceback, because the exception would otherwise look like
-                # the exception of a user's generator, which cannot continue.
+                # This generator's frame is removed from the traceback, because an exception with the frame of a
+                # generator looks as if it had ended the user's generator.
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 yield map(_raise, (error,))
                 continue

@@ -97,7 +97,7 @@ _full = 64
 
 
 def end_at_exit(work: Work) -> None:
-    """Makes the threads of `work` end at interpreter exit, if `work` still exists then."""
+    """Makes the threads of `work` end at interpreter exit, unless `work` was freed before."""
     global _full
     if len(_running) >= _full:
         for key in list(_running):

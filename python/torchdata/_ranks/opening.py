@@ -47,8 +47,7 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns two values: the `Meeting`, or the reason why rank 0 has given up; and the seconds that remain for
-        connecting.
+        """Returns the `Meeting` (or the reason why rank 0 has given up), and the seconds that remain for connecting.
 
         Raises PrefetchTimeoutError if rank 0 did not begin to iterate in time, and RanksLostError if the store or rank
         0 does not answer.
@@ -176,8 +175,8 @@ def _host_of(dist: Any) -> str | None:
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """Returns the listening socket of rank 0, which is bound to a single address if all ranks can reach this address,
-    and its addresses."""
+    """Returns the listening socket of rank 0, and its addresses. The socket is bound to a single address if all ranks
+    can reach this address."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -212,7 +211,7 @@ def _server_at(address: str) -> socket.socket | None:
 
 
 def _is_loopback(host: str | None) -> bool:
-    """Returns whether a host name is a loopback name, which the store's host has only if all ranks run on one
+    """Returns whether a host name is a loopback name. The store's host has a loopback name only if all ranks run on one
     machine."""
     return host is not None and (host.lower() == "localhost" or host in _LOOPBACK or host.startswith("127."))
 
@@ -244,7 +243,7 @@ def _address_of_interface(name: str) -> str:
 
 
 def _own_addresses(store_host: str | None) -> list[str]:
-    """Returns the addresses of this machine; the address that other ranks can most likely reach comes first."""
+    """Returns the addresses of this machine, beginning with the address that other ranks can most likely reach."""
     found = _addresses_towards(store_host)  # all ranks have reached the store's machine
     with suppress(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
@@ -252,9 +251,9 @@ def _own_addresses(store_host: str | None) -> list[str]:
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """Returns the addresses of rank 0; the first address can most likely be reached. The name of the store's machine is
-    one of the addresses, because rank 0 often runs on this machine, and all machines know this name. Loopback addresses
-    are last, for ranks on one machine without a network.
+    """Returns the addresses of rank 0, beginning with the address that other ranks can most likely reach. The name of
+    the store's machine is one of the addresses, because rank 0 often runs on this machine, and all machines know this
+    name. Loopback addresses are last, for ranks on one machine without a network.
     """
     if not offer["is_anywhere"]:
         return list(offer["addresses"])

@@ -191,8 +191,8 @@ class TorchGroup(UncopyableGroup):
         """Replaces inherited file descriptors in a forked child, because they would keep connections open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            # The descriptor is not closed but replaced, because the child also has the object that owns the descriptor
-            # and will close it later.
+            # The descriptor is replaced instead of closed, because an object in the child owns the descriptor and will
+            # close it later.
             os.dup2(nowhere, descriptor, inheritable=False)
         os.close(nowhere)
 

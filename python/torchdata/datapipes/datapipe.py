@@ -58,7 +58,7 @@ def share_token(datapipe: Any, token: IterationToken) -> None:
 
 
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-    """Begins an iteration of `datapipe` by `function`, the original `__iter__`, and returns a guarded iterator.
+    """Begins an iteration of `datapipe` by calling `function`, the original `__iter__`, and returns a guarded iterator.
 
     The iteration resumes from a loaded state, if there is one; otherwise, `reset` is called first.
     """
@@ -205,8 +205,8 @@ class _CommonPipe:
     #: Names of attributes that contain items; pipes in these attributes are items, not sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that contain the user's data, such as a dataset. When a loader copies the pipe, the copy
-    #: shares the values of these attributes with the original. In all other attributes, a loader copies the containers,
-    #: such as lists, but not the data in the containers.
+    #: shares the values of these attributes with the original. In attributes that are not in `data_attributes`, a
+    #: loader copies the containers, such as lists, but not the data in the containers.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether the class uses the `state_dict` and `load_state_dict` that are derived from its declared attributes (see
     #: `DERIVED`).

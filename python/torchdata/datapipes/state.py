@@ -95,8 +95,8 @@ def standing_still(pipes: list[Any]) -> AbstractContextManager[object]:
 @contextmanager
 def _all_still(pipes: list[Any]) -> Iterator[None]:
     with ExitStack() as stack:
-        # Each pipe is paused before its sources, because its thread could not be paused while it waits for an item of a
-        # paused source.
+        # Each pipe is paused before its sources. If a source were paused before its reader, the reader's thread would
+        # wait for an item of this source, and could not be paused.
         for pipe in reversed(pipes):
             stack.enter_context(pipe.standing_still())
         yield
@@ -106,8 +106,9 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     """Returns the state of the graph that ends in `datapipe`, after the last item that it yielded.
 
     A random pipe that is read several times in one epoch (`cycle`) has a new seed each time. Each seed is derived from
-    the previous seed if a loader reads the graph, or if `set_graph_random_seed` was called. For any other graph, the
-    seeds are drawn from the global random generators, so also save the result of `save_generators()`.
+    the previous seed if a loader reads the graph, or if `set_graph_random_seed` was called. Without a loader and
+    without `set_graph_random_seed`, the seeds are drawn from the global random generators, so also save the result of
+    `save_generators()`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
@@ -191,8 +192,8 @@ class _Saving:
         """Returns the ids of the pipes that a resumed run must continue to read.
 
         Args:
-            alone: whether the main pipe of a split such as `fork` is included if a child of the split may still begin
-                to read it.
+            alone: whether the main pipe of a split such as `fork` is included if a child of the split has not begun to
+                read it.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources

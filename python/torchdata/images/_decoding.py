@@ -22,8 +22,8 @@ Size = int | tuple[int, int] | None
 Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
 
 _MODES = {"RGB": (3, "uint8"), "L": (1, "uint8"), "RGBA": (4, "uint8"), "I;16": (1, "uint16")}
-#: For each filter, whether the native extension resizes with it (True), or Pillow (False). Where the extension resizes,
-#: the pixels differ from Pillow's by at most one level.
+#: For each filter: True if the native extension resizes with this filter, False if Pillow does. If the extension
+#: resizes an image, the pixels differ from Pillow's by at most one level.
 _FILTERS = {"bilinear": True, "hamming": True, "nearest": False, "box": False, "bicubic": False, "lanczos": False}
 
 

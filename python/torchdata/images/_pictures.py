@@ -1,4 +1,4 @@
-"""Images with a parsed header. The decoded pixels are the same, whether simplejpeg or Pillow decodes them."""
+"""Images with a parsed header. The decoded pixels are the same, whether simplejpeg or Pillow decodes the image."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torchdata.images import _pillow
 #: The maximum size of the pixel buffer that a thread keeps for its next image, in bytes.
 _KEPT = 64 << 20
 
-#: For each mode: simplejpeg's name, and the JPEG color spaces that simplejpeg and Pillow decode to equal pixels. Color
-#: images are not decoded to gray by simplejpeg, because Pillow's gray pixels would differ.
+#: For each mode: its name in simplejpeg, and the JPEG color spaces that simplejpeg and Pillow decode to equal pixels.
+#: Color images are not decoded to gray by simplejpeg, because Pillow's gray pixels would differ.
 _COLOURS = {"RGB": ("RGB", frozenset({"YCbCr", "Gray", "RGB"})), "L": ("GRAY", frozenset({"Gray"}))}
 
 _CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4, "I;16": 1}

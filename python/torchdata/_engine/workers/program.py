@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    #: Whether the loop that sends items is left between two items if a command is waiting.
+    #: Whether a waiting command interrupts the loop that sends items, between two items.
     is_interrupted: ClassVar[bool]
     #: If the program could not be prepared: the encoded exception, which the runner sends instead of items.
     failure: tuple[Any, ...] | None
@@ -38,7 +38,7 @@ class Runner(Protocol):
 class Program(ABC):
     runner: ClassVar[type[Runner]]
     worker_name: ClassVar[str] = "worker process {}"
-    #: What the workers do, as a phrase for the error message about the exit of a worker.
+    #: A phrase for the error message about the exit of a worker, which describes what the workers do.
     stage: ClassVar[str] = "reading items"
     #: Phrases for the error message about a worker that exits repeatedly while it computes the same result. `item`
     #: names a result, `counted` follows the result's number, and `mended` names what the user should correct.
@@ -78,8 +78,8 @@ class ChildInfo:
     num_workers: int
     dispatches: bool
     open_dispatched: Callable[[], Iterator[Any]] | None
-    #: Returns the number of the iteration in the dispatching process, and how many of its items were received, with
-    #: their checksum.
+    #: A function that returns the number of the dispatching process's iteration, and the number and the checksum of the
+    #: items received from this iteration.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
     #: The size in bytes above which snapshots are sent only if the main process has requested large snapshots.
     largest_snapshot: int | None = None
@@ -128,8 +128,8 @@ class EpochProgram(Program):
 
     @abstractmethod
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
-        """Called between two items. Returns the result of `share` and bytes to pass to `go_on_from`, or None if no
-        snapshot is possible now.
+        """Called between two items. Returns a snapshot, which consists of the result of `share` and of bytes for
+        `go_on_from`; None if no snapshot is possible now.
 
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.

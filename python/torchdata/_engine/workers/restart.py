@@ -3,7 +3,7 @@
 The Rust engine (`protocol::Replacing`) decides which children are replaced, and when to give up.
 
 If an exception such as Ctrl-C interrupts the replacement, each child is either replaced completely or unchanged. If a
-call was interrupted, a later call replaces the children that were not replaced yet.
+call of `replace_dead` was interrupted, the next call replaces the children that were not replaced yet.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 ROOM = 3.0
 GLANCE = 0.01
 
-#: For each shard, the number of items that the main process has received (`Account`), and its newest snapshot. For the
-#: dispatching process, its snapshot at the same positions.
+#: A pair. The first member has, for each shard, the number of items that the main process has received (`Account`), and
+#: the shard's newest snapshot. The second member is the dispatching process's snapshot at the same positions.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
@@ -62,8 +62,8 @@ class Restarts:
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
         self._exitcodes: dict[int, int | None] = {}
-        #: The exits that the next warning must report. Each entry describes an exit, and contains the name of the
-        #: loader's argument that allows the restart, and the stacks of a process that hung.
+        #: Exits of processes that the next warning must report. Each entry contains a description of an exit, the name
+        #: of the loader's argument that allows the restart, and the stacks of a process that hung.
         self._untold: list[tuple[str, str, str]] = []
         #: Replacements that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
@@ -106,7 +106,7 @@ class Restarts:
         return look
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if a replacement of the exited children would not suffice to continue the epoch."""
+        """Raises an error if replacing the exited children would not allow the epoch to continue."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         """Sends commands to the new processes, which then resume after the items received from the old processes."""
@@ -117,8 +117,8 @@ class Restarts:
         Args:
             received: for each shard, the number of received items.
             ended: for each shard, whether it sends no further items in this epoch.
-            paused: whether the workers are paused. A paused worker computes no item, so its exit is not counted as a
-                failure at an item.
+            paused: whether the workers are paused. A paused worker computes no item, so its exit does not count as a
+                failure to compute an item.
         """
         if self._made is not None:
             return [index for index, *_ in self._made]
@@ -231,8 +231,8 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """Raises an error after a replacement could not be started. In the next epoch, the loader starts new
-        processes."""
+        """Raises an error, because a new process could not be started for a child that has exited. In the next epoch,
+        the loader starts new processes."""
         members = self._members
         for index in indices:
             members.processes[index].kill()

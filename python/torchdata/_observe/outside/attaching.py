@@ -4,8 +4,8 @@ Role: a loader's counters are in anonymous memory, and the loader's main process
 open. Through `/proc`, other processes of the same user and of root can open the memory.
 
 Root may inspect a process of a malicious user, so the contents of the memory are not trusted. The memory must be sealed
-against shrinking, all offsets in the memory are compared with its size, and control characters are removed from texts.
-Loaders with invalid counters are reported and omitted.
+against shrinking, and all offsets in the memory are compared with its size. Control characters are removed from all
+texts in the memory. Loaders with invalid counters are reported and omitted.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def find(pid: int | None = None) -> list[Attached]:
 
 def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached | None:
     """Returns the loader that has its counters in the memory at `path`. Returns None if the memory contains no
-    counters, or if process `candidate` has only inherited the memory from the loader's main process."""
+    counters, or if process `candidate` is a child of the loader's main process that has inherited the memory."""
     try:
         board = StatsBoard.observe(path)
         damage = board.damage()

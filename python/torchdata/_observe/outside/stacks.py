@@ -6,14 +6,14 @@ observer reads through `/proc`. The loader's counters (`StatsBoard`) contain the
 descriptor of the memory.
 
 `faulthandler` writes the stack in C and without the GIL, which works even if the process hangs in native code.
-`faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
-On a second signal, a Python handler in a worker writes the stacks of all threads except the main thread. The Python
-handler runs only when the main thread runs Python code.
+`faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write. A
+second real-time signal makes a Python handler in a worker write the stacks of all threads except the main thread. The
+Python handler runs only when the main thread runs Python code.
 
-A real-time signal ends a process that lacks a handler for it. Therefore, a process installs the handler before it
-publishes the number of the signal, and an observer checks that the handler exists. After its last loader, the process
-ignores the signal, because a late observer may still send it. Only the main thread can make a process ignore a signal.
-If the first loader was created in another thread, the process keeps the handler until it exits.
+A real-time signal ends a process that lacks a handler for it. A process installs the handler before it publishes the
+number of the signal, and an observer checks that the handler exists. After its last loader, the process ignores the
+signal, because an observer may send the signal late. Only the main thread can make a process ignore a signal. If the
+first loader was created in another thread, the process keeps the handler until it exits.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from torchdata._machine import caught_signals, read
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-#: The maximum number of bytes of old stacks; if a process has written more, it deletes them at the beginning of an
-#: epoch.
+#: A process that has written more bytes of stacks than this deletes the stacks at the beginning of an epoch.
 MOST = 1 << 20
 LOOK = 0.005
 
@@ -217,8 +216,8 @@ def tidy() -> None:
 
 
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
-    """Returns the Python stacks of another process, main thread first; None if the process does not answer. The stacks
-    of a worker's further threads follow if the main thread can run Python code.
+    """Returns the Python stacks of another process, main thread first; None if the process does not answer. For a
+    worker with a main thread that can run Python code, the result contains the stacks of all threads.
 
     Args:
         number: an integer from the process's counters, which contains two signal numbers (see `_OTHERS_AT`).
@@ -254,8 +253,8 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """Returns the stacks of the threads other than the main thread. The process writes these stacks after the first
-    `size` bytes of the memory."""
+    """Returns the stacks of the threads other than the main thread, which the process writes after the first `size`
+    bytes of the memory."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
@@ -275,7 +274,7 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Returns the first stack of a text. The text contains more stacks if several observers have sent requests at the
+    """Returns the first stack in `answer`, which contains more stacks if several observers have sent requests at the
     same time."""
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()

@@ -58,8 +58,7 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
 
 
 class Patience:
-    """Warns if threads of the main process wait long for an item, and names the process that is late for the longest
-    time."""
+    """Warns if threads of the main process wait long for an item, and names the process with the longest delay."""
 
     def __init__(self, children: Any, seconds: float) -> None:
         self._children, self._seconds = weakref.ref(children), seconds

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-#: A value is shown in the larger unit from this fraction of the unit on, because it would be rounded up to one whole
-#: unit.
+#: A value of at least this fraction of a larger unit is shown in the larger unit, because the value would be rounded up
+#: to this unit.
 _ROUNDS_UP = 0.9995
 
 

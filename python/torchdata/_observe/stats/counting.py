@@ -74,7 +74,7 @@ class Counting:
         self.board.bind(self.page, rows, end)
 
     def begin(self, epoch: int | None = None) -> None:
-        """Begins an epoch. If `epoch` is None, the next iteration over the graph still belongs to the current epoch."""
+        """Begins an epoch. If `epoch` is None, the next iteration over the graph belongs to the current epoch."""
         self._epoch = self._epoch if epoch is None else epoch
         tidy()
         self.board.begin_span(self.page, self._epoch)

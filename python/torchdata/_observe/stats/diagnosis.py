@@ -33,7 +33,8 @@ _LITTLE = frozenset(
     {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
 )
 MOST_WORKERS = 64
-#: The advice never asks to shorten the time of a pipe to less than this fraction, because this would be unrealistic.
+#: The advice never asks to shorten the time of a pipe to less than this fraction of its present time, because this
+#: would be unrealistic.
 WITHIN_REACH = 0.1
 #: An item must take at least this many seconds before more workers are suggested, because receiving an item takes half
 #: a microsecond.
@@ -288,7 +289,8 @@ def sending(stats: LoaderStats) -> Verdict | None:
         return None
     items = max(1, sum(worker.items for worker in workers))
     # For tiny items, a worker may wait for a core for longer than it works, so its waiting time is subtracted. Virtual
-    # machines do not report every wait for a core, so the sum of the pipes' own times is used instead if it is smaller.
+    # machines do not report every wait for a core. If the sum of the pipes' own times is smaller than the worker's
+    # time, the sum is used instead.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -499,8 +501,8 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
 
 
 def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
-    """Suggests a number of workers that makes the loader as fast as the training step, or a time that the slowest pipe
-    must reach."""
+    """Suggests a number of workers that makes the loader as fast as the training step, or a maximum time for the
+    slowest pipe."""
     step = stats.step_seconds
     busy = sum(one.busy_seconds for one in stats.workers)
     items = sum(one.items for one in stats.workers)

@@ -168,7 +168,7 @@ def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None
 
 
 def _held(process: ProcessStats | None) -> tuple[int, int]:
-    """Returns the number of items that threads have read ahead, and the number that they may read ahead."""
+    """Returns the number of items that threads have read ahead, and the maximum number."""
     held = [pipe for pipe in process.pipes if pipe.capacity] if process else []
     return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
 
@@ -332,8 +332,8 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 def pipe_at_work(page: Page) -> str | None:
     """Returns the running pipe, or None if it is unknown. If times are measured, the counters name the running pipe.
-    If times are not measured, a pipe that yields one item per source item is assumed to run while it has yielded fewer
-    items than its source."""
+    If times are not measured, the running pipe is guessed: a pipe that yields one item per source item is running if it
+    has yielded fewer items than its source."""
     pipes, current = page["pipes"], page["current"]
     if 0 < current <= len(pipes):
         return str(printable(pipes[current - 1]["label"]))

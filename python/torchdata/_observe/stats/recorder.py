@@ -139,7 +139,7 @@ class Recorder:
         if counting is not None and self._pid == os.getpid():
             # The counters are stored unprocessed, because the modules that process them cannot be imported at
             # interpreter exit. `_last` is set before `_counting` is cleared, because another thread may request
-            # statistics in between.
+            # statistics between the two assignments.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()

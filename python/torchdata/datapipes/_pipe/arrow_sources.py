@@ -80,7 +80,7 @@ class ArrowFragments(ArrowSource):
 
 def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str], lacks: bool) -> None:
     """Raises an error if the file lacks a column, or if the types of a column in the file and in the table belong to
-    different families. Without this check, pyarrow would fill in nulls or convert the values."""
+    different families. pyarrow itself would fill in nulls or convert the values instead of raising an error."""
     known = _arrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
     for column in wanted:
         if column in present.names:

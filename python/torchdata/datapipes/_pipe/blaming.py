@@ -18,9 +18,8 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the `IterationToken` that counts the skipped items of a pipe.
-
-    If the loader times the map-style source of the pipe, this is the token of that source.
+    """Returns the `IterationToken` that counts the skipped items of a pipe: the token of its map-style source if the
+    loader times this source, otherwise its own token.
     """
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:

@@ -91,8 +91,8 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 
 
 def check_source(pipe: str, value: S, argument: str = "datapipe") -> S:
-    """Returns `value` as the source of a pipe. An iterable that is not a pipe is wrapped in an IterableWrapper, so that
-    saved states contain the position in it."""
+    """Returns `value` as the source of a pipe. An iterable that is not a pipe is wrapped in an IterableWrapper, which
+    saves the position in the iterable."""
     if isinstance(value, MapDataPipe):
         raise TypeError(
             f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "
@@ -108,7 +108,7 @@ def check_source(pipe: str, value: S, argument: str = "datapipe") -> S:
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
-    """Returns `value` if it is a pipe of the class `kind`, or wraps it in such a pipe if it is a dataset. Raises
+    """Returns `value` if it is a pipe of the class `kind`, and wraps a dataset in a pipe of this class. Raises
     TypeError for plain data, because passing plain data may be a mistake."""
     found = _as_pipe(value, kind)
     if found is None:
@@ -120,8 +120,8 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 
 
 def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
-    """Checks several sources. For a wrong type, the error message ends with `words`, a message of torchdata 0.9 that
-    user code may search for."""
+    """Checks several sources. If a source has a wrong type, the error message ends with `words`, a message of torchdata
+    0.9 that user code may search for."""
     if not values:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
     pipes = []
@@ -295,8 +295,8 @@ def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
 
 
 class explaining:
-    """Within this context, an exception gets a note with the pipe and the path. A class, because it costs a fifth of a
-    generator's time, and pipes use it for every item."""
+    """Within this context, an exception gets a note with the pipe and the path. This context manager is a class,
+    because pipes use it for every item, and a generator would take five times as long."""
 
     __slots__ = ("_where",)
 

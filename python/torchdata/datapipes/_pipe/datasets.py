@@ -1,7 +1,6 @@
 """Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
-This module does not import PyTorch, because an object can be an instance of a PyTorch class only if PyTorch is already
-imported.
+This module does not import PyTorch. If PyTorch is not imported, no object can be an instance of a PyTorch class.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ def is_generator_function(value: Any) -> bool:
 def splits_itself(iterable: Any) -> bool:
     """Returns whether an iterable seems to yield only the current worker's share of the data.
 
-    For classes that are not in `_SPLITTING`, the result is True if the code contains the names `get_worker_info` and
+    For a class that is not in `_SPLITTING`, the result is True if its code contains the names `get_worker_info` and
     `num_workers`.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):

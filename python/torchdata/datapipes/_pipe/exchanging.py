@@ -32,7 +32,8 @@ from torchdata.datapipes._pipe import skipping, splitting, witnessing
 from torchdata.datapipes._pipe.state import generators
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 
-#: The module with the file locks of `on_disk_cache`. A shard must release its locks before another shard runs.
+#: The module with the file locks of `on_disk_cache`. A shard must release the file locks of `on_disk_cache` before
+#: another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
 #: When one of these modules is imported, `_exchange` creates a new `Exchange` that also exchanges the variables of this
@@ -97,8 +98,9 @@ class ShardGlobals(SavedGlobals):
         """Saves the random generators and further global variables of the running shard, before another shard runs.
 
         Args:
-            is_all: whether the shard needs nothing else, such as stopping its threads, before another shard runs. If
-                two shards have passed `is_all=True`, `ShardTurns` may switch between them without `leave` and `enter`.
+            is_all: True if saving the global variables is sufficient; False if, for example, the shard's threads must
+                also be stopped before another shard runs. If two shards have passed `is_all=True`, `ShardTurns` may
+                switch between them without `leave` and `enter`.
         """
         global _has_exchanged
         _has_exchanged = True
@@ -130,7 +132,7 @@ _has_exchanged = False
 
 def current_generators() -> dict[str, Any]:
     """Returns the states of the global generators. To save time, returns the previous result if the memory of the
-    generators has not changed since then."""
+    generators has not changed since the previous call."""
     global _saved
     exchange, others = _exchange()
     if others:

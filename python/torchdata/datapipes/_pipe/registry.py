@@ -196,7 +196,7 @@ class functional_datapipe:
 
     def __call__(self, cls: C) -> C:
         kinds = FunctionalForms.__subclasses__() if isinstance(cls, type) else []
-        # `issubclass` is also True for classes that derive from PyTorch's IterDataPipe or MapDataPipe.
+        # `issubclass` is also True for a class that derives from PyTorch's IterDataPipe or MapDataPipe.
         base = next((kind for kind in kinds if issubclass(cls, kind)), None)  # type: ignore[arg-type]
         if base is None:
             raise TypeError(f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}")

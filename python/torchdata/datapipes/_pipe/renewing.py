@@ -1,8 +1,8 @@
 """Replaces the iterator of a pipe of this package after `on_error` has skipped an exception that ended the iterator.
 
 Role: a generator cannot continue after it has raised an exception. A new call of the pipe's `__iter__` can resume the
-iteration, because the declared state contains the position of the exception. `Renewal` keeps the running iterators of
-the sources, and the new iterator of the pipe continues to read them.
+iteration, because the declared state contains the position where the exception was raised. `Renewal` keeps the running
+iterators of the sources, and the new iterator of the pipe continues to read them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._first: Iterator[Any] | None = None
         self._is_broken = False
         #: `_guards`: the running iterators of the sources, by id of the source. `_again`: the iterators in `_guards`
-        #: that the new iterator of the pipe must still continue.
+        #: that the pipe's new iterator has not taken over yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The numbers of items that the pipe and each source had yielded when the pipe last raised an exception.

@@ -5,10 +5,10 @@ items.
 
 A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws numbers, its
 saved state contains the states that the generators had before the stream first drew numbers. A resumed run restores the
-generators, rereads the items, and raises an error if the items differ from the original items. The resumed run only
-warns if the stream probably draws numbers for each item, as for augmentation, because other code may also have drawn
-numbers. A stream probably draws numbers for each item if it drew numbers for its second item, or if the items differ
-only in floating-point numbers and arrays.
+generators, rereads the items, and raises an error if the items differ from the original items. If the stream probably
+draws numbers for each item, as for augmentation, the resumed run only warns, because other code may also have drawn
+numbers. A stream probably draws numbers for each item if it drew numbers for its second item. Items that differ only in
+floating-point numbers and arrays also indicate that the stream draws numbers for each item.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields iterators for `chain.from_iterable`: in turn, an iterator over all items before the next sample, and
-        an iterator over the sampled item."""
+        """Yields iterators for `chain.from_iterable`: alternately an iterator over the items before the next sampled
+        item, and an iterator over this sampled item."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:

@@ -1,12 +1,12 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
 Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` and itself, and skips
-exceptions of only these pipes. If a pipe's iterator can yield further items after an exception, the exception is
-counted, and the next item is requested. In a new iteration, the counts of skipped exceptions begin at zero; in a
-resumed iteration, at the saved counts.
+exceptions of only these pipes. If a pipe's iterator can yield further items after an exception, `on_error` counts the
+exception and requests the next item. In a new iteration, the counts of skipped exceptions begin at zero; in a resumed
+iteration, at the saved counts.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
-an exception. Any other iterator may be a generator, which ends when it raises an exception.
+an exception. A pipe without `_drop_broken` may be iterated by a generator, which ends when it raises an exception.
 
 `StatefulDataLoader` skips samples with other code, but uses the limits, messages and log format of this module.
 """
@@ -45,13 +45,14 @@ epoch = 0
 #: In the main process: the number of the current epoch of each `on_error` pipe.
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-#: If the limit on skipped items is a fraction, it is checked from this number of items on, and at the end of the
+#: If the limit on skipped items is a fraction, it is not checked before this number of items, except at the end of the
 #: iteration.
 FEWEST = 100
 
 
 class TooManySkipped(RuntimeError):
-    """More items raised exceptions than `on_error` permits. The last skipped exception is the cause of this exception.
+    """More items raised exceptions than `on_error` permits. The last skipped exception is the cause of the
+    `TooManySkipped`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -111,8 +111,8 @@ class _Untold(Iterator[Any]):
 
 
 def watched_info(module: Any, **truth: Any) -> Any:
-    """Returns a worker info with two kinds of answers: a single worker for the sources of a `sharding_filter`, and the
-    true values for all other code."""
+    """Returns a worker info that reports a single worker to the sources of a `sharding_filter`, and the true values to
+    all other code."""
     return _watched(module.WorkerInfo)(**truth)
 
 

@@ -37,8 +37,8 @@ def with_detached_streams(item: Any) -> Any:
     if isinstance(item, streams.StreamWrapper):
         stand_in = streams.detached(item)
         return stand_in if isinstance(stand_in, streams.StreamWrapper) else item
-    # Subclasses of dict, tuple and list are not searched, because they may need other constructor arguments, so a copy
-    # could fail.
+    # Subclasses of dict, tuple and list are not searched, because copying them could fail if their constructors need
+    # other arguments.
     if kind is dict:
         values = [*map(with_detached_streams, item.values())]
         changed = any(map(is_not, values, item.values()))

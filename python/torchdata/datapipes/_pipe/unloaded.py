@@ -25,9 +25,9 @@ Load = Callable[[Any], Any]
 
 
 # A pipe that can yield indices defines three methods. `_can_wait` returns whether the next iteration can yield indices.
-# `_iter_unloaded` begins an iteration instead of `__iter__`, and returns an iterator over indices and a function from
-# an index to its item. `_loads` returns only this function. A subclass that overrides `__iter__` must override all
-# three methods.
+# `_iter_unloaded` is called instead of `__iter__` to begin an iteration: it returns an iterator over indices, and a
+# function from an index to its item. `_loads` returns only this function. A subclass that overrides `__iter__` must
+# override all three methods.
 
 
 def can_wait(datapipe: Any) -> bool:
@@ -43,7 +43,7 @@ def _supports_indices(kind: type) -> bool:
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
     """Starts an iteration that yields indices instead of items. Returns the iterator, and the function that loads an
-    item. Raises ValueError if the pipe cannot yield indices, because the loaded state is then damaged or belongs to
+    item. Raises ValueError if the pipe cannot yield indices, which means that the loaded state is damaged or belongs to
     another pipeline."""
     if not _supports_indices(type(datapipe)):
         raise ValueError(

@@ -1,11 +1,11 @@
-"""Samples the items that a `sharding_filter` reads, to check that all workers read the items in one order.
+"""Samples the items that a `sharding_filter` reads, to check that all workers read the items in the same order.
 
 Role: each worker reads the whole source and yields the items at the positions of its share. If two workers read the
-source in different orders, some items are yielded twice and others never. To detect different orders, each worker
+source in different orders, some items are yielded twice and other items never. To detect different orders, each worker
 records the positions and checksums of some items, and the loader compares the checksums.
 
 All workers sample items at the same positions, with gaps that grow as the square root of the position. If two workers
-read in different orders, their samples have about 36 items in common, which suffices to detect the difference.
+read in different orders, about 36 items are sampled by both workers, which suffices to detect the difference.
 
 `SampleDigest` also checks that a resumed run rereads the items of the original run.
 """

@@ -43,9 +43,8 @@ class FileRecipe:
 
 
 def recipe_of(file_obj: Any) -> Recipe | None:
-    """Returns a `Recipe` that can reopen a binary file that was
-    opened by its path, if the path still leads to this file. Returns None for a text file, because its newline
-    translation is unknown."""
+    """Returns a `Recipe` that can reopen a binary file that was opened by its path, if the path leads to the same file.
+    Returns None for a text file, because its newline translation is unknown."""
     raw = file_obj.raw if type(file_obj) is io.BufferedReader else file_obj
     if type(raw) is io.FileIO:
         if raw.closed or not isinstance(raw.name, str) or raw.mode != "rb":
@@ -68,9 +67,9 @@ class _Base:
 class StreamWrapper(_Base, metaclass=ABCMeta):
     """A file object that closes itself when the last reference to it is dropped.
 
-    All other attributes and methods belong to the wrapped file object. A wrapper is closed by `close()`, at the end of
-    a `with` block, or by garbage collection. After `autoclose()`, a wrapper is closed together with the last of its
-    child streams.
+    A `StreamWrapper` forwards all attributes and methods that it does not define to the wrapped file object. A wrapper
+    is closed by `close()`, at the end of a `with` block, or by garbage collection. After `autoclose()`, a wrapper is
+    closed together with the last of its child streams.
 
     Args:
         file_obj: the file object, which the wrapper closes.
@@ -153,7 +152,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
             v.close()
 
     # In a call such as `next(items)[1].read()`, only the bound method refers to the wrapper. If `__getattr__` returned
-    # a method of the file object, the wrapper would be deleted and the file closed during the call.
+    # a method of the file object, nothing would refer to the wrapper during the call, so the file would be closed.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         return self.file_obj.read(*args, **kwargs)
@@ -232,8 +231,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return sorted({*object.__dir__(self), *dir(self.file_obj)})
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator refers to `self`, so the file stays open. The result of `iter(self.file_obj)` would not refer to
-        # `self`.
+        # This generator refers to `self`, so the file stays open, whereas the result of `iter(self.file_obj)` would not
+        # refer to `self`.
         yield from self.file_obj
 
     def __next__(self) -> Any:
@@ -408,8 +407,8 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """Opens a regular file for reading. Raises ValueError for other modes and other kinds of files, because a
-    manipulated state may contain such arguments."""
+    """Opens a regular file for reading. Raises ValueError if the mode does not read or the file is not regular, because
+    a manipulated state may contain any arguments."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

@@ -32,10 +32,11 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
     """Converts a batch of items to one item, with arrays that contain the values of all items.
 
     Arrays are stacked along a new first dimension. Numbers become a one-dimensional array (of float64 for Python
-    floats, and int64 for integers). Strings and bytes are collected in a list, or in a tuple if the items are tuples or
-    lists that contain them. Dicts, named tuples, tuples and lists are collated member by member, and tuples become
-    lists. If PyTorch is imported, the results are tensors, as from `torch.utils.data.default_collate`; otherwise, they
-    are NumPy arrays. Pass `to="numpy"` or `to="torch"` if a library such as `datasets` may import PyTorch.
+    floats, and int64 for integers). Strings and bytes are collected in a list. Strings and bytes that are members of
+    tuples or lists are collected in tuples. Dicts, named tuples, tuples and lists are collated member by member, and
+    tuples become lists. If PyTorch is imported, the results are tensors, as from `torch.utils.data.default_collate`;
+    otherwise, they are NumPy arrays. Pass `to="numpy"` or `to="torch"` if a library such as `datasets` may import
+    PyTorch.
 
     Args:
         batch: a non-empty sequence of items that have equal structure, such as dicts with equal keys.

@@ -15,8 +15,8 @@ def pin_memory_fn(data: Any, device: Any = None) -> Any:
     """Copies the tensors in `data`, which may be in mappings, sequences and named tuples, to pinned (page-locked)
     memory.
 
-    Any other object with a method `pin_memory` is replaced by the method's result. Objects without a method
-    `pin_memory`, such as numbers and strings, are returned unchanged.
+    An object that has a method `pin_memory` is replaced by the method's result. Objects without a method `pin_memory`,
+    such as numbers and strings, are returned unchanged.
 
     Args:
         data: the item to pin. Containers are rebuilt, with their own types where possible.

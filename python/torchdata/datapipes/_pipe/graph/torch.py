@@ -10,7 +10,8 @@ This module changes PyTorch in the following four ways:
 - `ABC.register` makes the classes of this package virtual subclasses of PyTorch's classes;
 - PyTorch's registries of functional forms receive the functional forms of this package, so that PyTorch's pipes have
   these methods, too;
-- PyTorch's decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
+- PyTorch's decorator `functional_datapipe` accepts classes of this package, although their metaclass differs from the
+  metaclass of PyTorch's pipes;
 - before a PyTorch pipe begins an iteration, this package records the state of the graph.
 """
 
@@ -180,7 +181,7 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 def has_begun(datapipe: Any) -> bool:
     """Returns whether a PyTorch pipe was iterated before. Raises TypeError for a PyTorch pipe with a method `set_seed`,
-    because such a pipe does not keep its seed, so its state cannot be saved."""
+    because the state of such a pipe cannot be saved."""
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "

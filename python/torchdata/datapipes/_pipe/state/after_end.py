@@ -1,4 +1,4 @@
-"""Begins a new iteration of a pipe without `reset` if the loaded state was saved at the end of an iteration."""
+"""Begins a new iteration if a pipe without a method `reset` has loaded a state from the end of an iteration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from torchdata.datapipes._pipe.state.record import passed
 
 
 class AfterEnd(Iterator[Any]):
-    """Yields the items of the first iterator; if there are none, begins a new iteration of the pipe and its sources."""
+    """Yields the items of the first iterator. If the first iterator is empty, begins a new iteration of the pipe and
+    its sources."""
 
     __slots__ = ("_begin", "_datapipe", "_iterator", "_sources")
 

@@ -128,8 +128,8 @@ class DeclaredState:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Raises TypeError if a loaded value does not have the type of `begins`, and LookupError if it is not a valid
-        number of items. Values of other types than bool, int, list and dict are not checked."""
+        """Raises TypeError if a loaded value does not have the type of `begins`, and LookupError if the value is not a
+        valid number of items. Values of other types than bool, int, list and dict are not checked."""
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
         if kind in (bool, int, list, dict) and not isinstance(value, kind):
@@ -177,7 +177,7 @@ def _state_dict(self: Any) -> dict[str, Any]:
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Sets the declared attributes to the values in `state_dict`. After loading, the pipe may modify the values."""
+    """Sets the declared attributes to the values in `state_dict`."""
     self._load_declared(state_dict)
 
 

@@ -54,9 +54,9 @@ def save_generators() -> dict[str, Any]:
 def load_generators(state: dict[str, Any]) -> None:
     """Sets the global random generators to the states that `save_generators` returned.
 
-    If the generator of a library was saved, the library is imported, or a warning is issued if the library is not
-    installed. If a library was not imported when the state was saved, its generator is seeded now or, if the library is
-    still not imported, right after the import.
+    If a state contains the generator of a library, the library is imported; if the library is not installed, a warning
+    is issued. The generator of a library that was not imported when the state was saved is seeded now, or right after
+    the library is imported.
 
     Example:
         >>> import random
@@ -113,7 +113,7 @@ _SEED: Mapping[str, Callable[[Any, int], object]] = {
 }
 
 #: The seeds for the generators of modules that are not imported yet, by full module name. If several shards take turns
-#: in this process, these are the seeds of the running shard.
+#: in this process, `awaited` contains the seeds of the running shard.
 awaited: dict[str, int] = {}
 
 
@@ -137,8 +137,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Sets `awaited` to the seeds of the shard that runs next. If another shard has imported a module meanwhile, seeds
-    the module's generator at once."""
+    """Sets `awaited` to the seeds of the shard that runs next. If another shard has already imported one of the
+    modules, seeds the generator of this module now."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

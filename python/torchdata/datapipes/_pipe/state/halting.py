@@ -1,9 +1,9 @@
-"""Pauses the read-ahead threads of a replay when they reach their positions in the original iteration.
+"""Pauses read-ahead threads during a replay, in which a resumed run reads the items of the saved iteration again.
 
 Role: in a replay, user functions must draw the same numbers from the global random generators as in the original
 iteration. If a pipe reads ahead in a thread, the functions of earlier pipes have already drawn numbers for the buffered
-items. Therefore, the read-ahead thread of a replay must pause after the number of items that it had read when the state
-was saved.
+items. During a replay, a read-ahead thread must pause after the number of items that it had read when the state was
+saved.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Halt:
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the source had ended when the state was saved, the thread must make one additional request, which reaches
-        # the end.
+        # If the source had ended when the state was saved, the thread must make one additional request, because only a
+        # request detects the end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
         self._queue: ReadAheadQueue | None = None
@@ -80,15 +80,16 @@ class Halt:
         return self._may_continue.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Enlarges the queue until `release` is called, because it must hold all items that the thread has to read."""
+        """Enlarges the queue until `release` is called, because the queue must hold all items that the thread has to
+        read."""
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
         """If the calling thread has read the number of items in `ahead`, pauses the thread until `release` is called.
 
-        If the consumer waits for an item, the paused thread also continues; this happens only if the replay yields
-        other items than the original iteration.
+        A paused thread also continues if the consumer waits for an item, which happens only if the replay yields other
+        items than the original iteration.
         """
         if self._taken >= self._items:
             self._reached.set()

@@ -51,8 +51,8 @@ class PipeHooks:
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Returns whether another pipe, such as a child of a `fork`, may still begin to read the running iteration of
-        this pipe."""
+        """Returns whether a pipe that has not read this pipe yet, such as a child of a `fork`, may begin to read this
+        pipe's running iteration."""
         return False
 
     def _entries_of_sources(self) -> dict[int, PipeEntry]:
@@ -60,7 +60,7 @@ class PipeHooks:
         several shards. Otherwise, returns an empty dict."""
         return {}
 
-    #: Whether `on_error` may call the pipe's `__iter__` again after a skipped exception, because the new iterator
+    #: Whether `on_error` may call the pipe's `__iter__` again after a skipped exception, to get an iterator that
     #: resumes from the pipe's declared state.
     _renews: ClassVar[bool] = True
 

@@ -3,8 +3,8 @@
 Role: this module updates the `PassRecord` of a pipe at the beginning of an iteration. For a replay (see `state`), the
 `PassRecord` contains the states of the pipe and its sources at the beginning of the iteration.
 
-A counter numbers the iterations of all pipes. An iteration has a lower number than the iterations of the sources that
-it reads, because a pipe begins its iteration before its sources do.
+A counter numbers the iterations of all pipes. A pipe begins its iteration before its sources do, so its iteration has a
+lower number than the iterations of the sources.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def entry_anew(pipe: Any) -> PipeEntry:
 def _keeps_state_between(pipe: Any) -> bool:
     """Returns whether a copy of a user-defined pipe can load the state that the pipe has between two iterations.
 
-    Without a method `reset`, the copy would resume an abandoned iteration instead of starting a new iteration.
+    The result is False for an iterable-style pipe without `reset`, because a copy of the pipe would resume an abandoned
+    iteration instead of starting a new iteration.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -146,8 +147,8 @@ def _follows_end(datapipe: Any) -> bool:
 
 
 def _unread_state(datapipe: Any) -> dict[str, Any] | None:
-    """Returns the state that was loaded into a pipe without `reset`; None if the pipe has yielded an item since
-    then."""
+    """Returns the state that was loaded into a pipe without `reset`; None if the pipe has yielded an item after the
+    state was loaded."""
     token, record = token_of(datapipe), record_of(datapipe)
     if record.base is not None and (record.base[0] != token.yielded or (token.finished and not record.ended)):
         record.base = None
@@ -268,9 +269,8 @@ def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
 def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins an iteration of a pipe, and invalidates the iterators of its earlier iterations.
 
-    Returns:
-        A tuple: the number of the iterator, whether it resumes from a loaded state, the number of items to drop, and
-            whether the iteration ends after the dropped items.
+    Returns: A tuple: the number of the iterator, whether the iterator resumes from a loaded state, the number of items
+    to drop, and whether the iteration ends after the dropped items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     counted_attributes(datapipe)
@@ -305,7 +305,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
 
 
 def _take_end(datapipe: Any, record: PassRecord, state: dict[str, Any] | None) -> None:
-    """Loads the state that a pipe without `reset` had at the end of an iteration; None loads nothing."""
+    """Loads the state that a pipe without `reset` had at the end of an iteration, unless the state is None."""
     record.follows_end = state is not None
     if state is not None:
         _take_base(datapipe, 0, state)
@@ -355,7 +355,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # The result is None (unknown) if the graph has a cycle, because a source may then follow its reader.
+        # The result is None (unknown) if a source follows its reader, which happens only if the graph has a cycle.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -383,8 +383,7 @@ def is_restorable(datapipe: Any) -> bool:
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
-        # PyTorch resets an iterable-style pipe at the start of each iteration, so the state of such a pipe cannot be
-        # loaded.
+        # PyTorch resets an iterable-style pipe at the start of each iteration, which would discard a loaded state.
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
@@ -427,7 +426,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Drops the states that were loaded into the direct and indirect sources of a pipe.
 
-    A loaded state of the source of a `fork` is kept if another child of the `fork` may still resume from it.
+    A loaded state of the source of a `fork` is kept if another child of the `fork` can resume from it.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -449,7 +448,7 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # `loaded` would begin a replay, so `left`, the `PipeEntry` for a new iteration, replaces it.
+        # `loaded` would begin a replay, so its member `left`, the `PipeEntry` for a new iteration, is loaded instead.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)

@@ -48,7 +48,7 @@ class PipeEntry(NamedTuple):
         generators: the states of the global random generators at the beginning of a replay (see `drop`). After the
             replay, the generators get back the states that they had before the replay.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
-        left: the `PipeEntry` to use if a new iteration begins, instead of resuming the saved iteration.
+        left: the `PipeEntry` that is used instead of this entry if the next iteration starts from the beginning.
         given: a tuple with the seed that the pipe had when the state was loaded, to detect a seed that is set later.
     """
 
@@ -178,7 +178,7 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 def checksum(value: Any) -> int:
     """Returns a checksum. Raises ValueError for more than `_PARTS` values. A small malicious state may refer to one
-    list so often that the computation would not end."""
+    list so often that computing the checksum would not end."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()
@@ -215,9 +215,8 @@ def explaining_damage(name: str) -> Iterator[None]:
 def check_generators(state: Any, allow_pickle: bool = True) -> None:
     """Raises ValueError unless the value may be a result of `save_generators`.
 
-    The index in a random generator's state must be checked here, because the libraries access memory at the index
-    without a check. The state of NumPy's generator contains a pickle only if the program has replaced NumPy's default
-    generator.
+    The index in a random generator's state must be checked here, because the libraries use the index without checking
+    it. The state of NumPy's generator contains a pickle only if the program has replaced NumPy's default generator.
     """
     if not isinstance(state, dict) or "random" not in state:
         raise ValueError("its global generators are not valid")

@@ -25,8 +25,8 @@ class Beginning:
     """The state of a graph at the beginning of an iteration, where a replay of the iteration starts."""
 
     moved: dict[str, Any]
-    #: The states of the global random generators for a replay of this iteration: `moved` or, if this iteration itself
-    #: began with a replay, the states at the beginning of that replay.
+    #: The states of the global random generators for a replay of this iteration. `generators` differs from `moved` if
+    #: this iteration itself began with a replay.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
@@ -61,16 +61,16 @@ class PassRecord:
     #: Whether the running iteration is empty, because the loaded state was saved after the last item.
     ended: bool = False
     #: For a pipe without `reset`: a loaded state, and the number of items that the pipe had yielded before this state
-    #: was loaded. New states contain the loaded state until the pipe yields an item, because the pipe's own
-    #: `state_dict` may be outdated until then.
+    #: was loaded. Until the pipe yields an item, new states contain the loaded state, because the pipe's own
+    #: `state_dict` may be outdated.
     base: tuple[int, dict[str, Any]] | None = None
     #: For a pipe without `reset`: whether the running iteration follows a complete iteration.
     follows_end: bool = False
-    #: Whether a state was loaded after the last iteration that started from the beginning.
+    #: Whether a state was loaded since the last iteration that started from the beginning.
     fed: bool = False
     seed: Any = None
-    #: Whether a loader sets the pipe's seed in each epoch. In the same epoch, later iterations of the pipe derive their
-    #: seeds from this seed.
+    #: Whether a loader sets the pipe's seed in each epoch. Further iterations of the pipe in the same epoch derive
+    #: their seeds from the seed that the loader has set.
     seeded: bool = False
     #: The seed that the pipe had for its next iteration when the state was loaded, to detect a seed that is set later.
     given: Any = None
@@ -83,8 +83,8 @@ class PassRecord:
     fingerprint: Fingerprint | None = None
     #: For a user-defined pipe without a declared state: its counters before the first iteration.
     attributes: dict[str, Any] | None = None
-    #: Names of pipes that were added to the graph since its first iteration; if pipes were added, the graph's state
-    #: cannot be saved.
+    #: Names of pipes that were added to the graph since its first iteration. A graph with added pipes cannot save its
+    #: state.
     grown: list[str] = field(default_factory=list)
     goes_on: bool = False
     claim: Any = None
@@ -94,8 +94,8 @@ class PassRecord:
     renewal: Any = None
     #: A weak reference to the `Renewal` of the pipe that reads this pipe.
     read_by: Any = None
-    #: The number of items that `on_error` has skipped in the running iteration, by class of exception. This dict is
-    #: replaced, not modified, because a saved state may contain it.
+    #: The number of items that `on_error` has skipped in the running iteration, by class of exception. The dict is
+    #: replaced by a new dict, and never modified, because a saved state may contain it.
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:

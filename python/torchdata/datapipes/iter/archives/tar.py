@@ -42,8 +42,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: An unread member of a compressed or streamed archive is copied to memory when the next member is requested, if it has
-#: at most this number of bytes.
+#: The maximum size in bytes of an unread member of a compressed or streamed archive that is copied to memory when the
+#: next member is requested.
 LARGEST_KEPT_MEMBER = 64 << 20
 
 #: The number of bytes to request at a time from a forward-only stream or its decompressor.
@@ -53,7 +53,8 @@ AT_ONCE = 64 << 10
 #: because the size in its header may be wrong.
 PIECE = 16 << 20
 
-#: Maximum size in bytes of all headers of one member: 1 MiB of contents, and the 512-byte blocks before the contents.
+#: Maximum total size in bytes of one member's headers: 1 MiB for their contents (long names, attributes), and 8 KiB for
+#: the 512-byte blocks that precede the contents.
 LARGEST_HEADERS = (1 << 20) + (8 << 10)
 
 MOST_HEADERS = 100
@@ -128,15 +129,16 @@ class _HeaderBytes:
         return int(self._stream.tell()) - len(self._ahead)
 
 
-#: Python's errors that `tarfile` raises for invalid headers, in addition to its own errors.
+#: Python's built-in exceptions that `tarfile` raises for invalid headers, in addition to the exceptions that `tarfile`
+#: defines.
 _HEADER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 class _Header(tarfile.TarInfo):
     """The headers of a member. A damaged header raises an error, whereas `tarfile` would treat it as the archive's end.
 
-    A member may have several headers (for a long name, for extended attributes, for the holes of a sparse file), so
-    their number and their total size are limited.
+    A member may have several headers, such as a long name or extended attributes, so their number and their total size
+    are limited.
     """
 
     @classmethod
@@ -221,8 +223,8 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # Opening the real archive would make `tarfile` read a header. Therefore, an empty archive is opened first, and
-        # then its stream is replaced by the stream of the real archive.
+        # Opening the real archive would make `tarfile` read a header, so an empty archive is opened, and its stream is
+        # replaced by the stream of the real archive.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
             # Reading one byte here makes a buffered stream request this byte and the header together.
@@ -322,8 +324,8 @@ class _TarArchive(Archive):
         return self.is_plain and seeks_cheaply(self.tar.fileobj)
 
     def read(self, size: int) -> bytes:
-        """Reads `size` bytes. If a large size is requested, it is read in pieces, because a damaged archive may claim
-        more bytes than it contains."""
+        """Reads `size` bytes. If a large size is requested, the bytes are read in pieces, because a damaged archive may
+        claim more bytes than it contains."""
         fileobj: Any = self.tar.fileobj
         if size <= SMALLEST_BOMB:
             data: bytes = fileobj.read(size)
@@ -363,8 +365,8 @@ class _TarArchive(Archive):
         while True:
             if at_hand and tar.firstmember is None and not tar.pax_headers:
                 fileobj.seek(tar.offset)
-                # `tarfile` spends most of its time on parsing headers. This native function parses only the name and
-                # the size of a regular file.
+                # `tarfile` spends most of its time on parsing headers, so a native function parses the name and the
+                # size if the member is a regular file.
                 found = _native.tar_file_header(fileobj.read(tarfile.BLOCKSIZE))
                 if found is not None:
                     (name, size), data = found, tar.offset + tarfile.BLOCKSIZE
@@ -435,7 +437,7 @@ class _TarMember(MemberFile):
 
 
 class _SparseMember(LibraryMember):
-    """A sparse file. An archive does not store the holes of the file, so a few bytes can describe a file of any
+    """A sparse file. An archive does not store the holes of a sparse file, so a few bytes can describe a file of any
     size."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
@@ -445,8 +447,7 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # `readall` must refuse a sparse file that is too large for memory, whereas all other methods read the file
-            # in pieces.
+            # `readall` must refuse a sparse file that is too large for memory, because it reads the whole file at once.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)
@@ -539,8 +540,7 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """Copies an unread member to memory if code refers to the member, so that the member no longer needs its
-    archive."""
+    """Copies an unread member to memory if code refers to the member, so that the archive can be read further."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
         raw: Any = file_obj.raw

@@ -62,8 +62,7 @@ class Main(SharedMain):
     drawn_as: ClassVar[str] = "Forker"
     _iterator: Iterator[Any] | None = state(saved=False)
     _exhausted: bool = state(False)
-    #: Numbers of the children that do not need further items in the current round, because their iterators have ended
-    #: or were dropped.
+    #: Numbers of the children that need no further items in the current round, because they have ended or were dropped.
     _done: set[int] = state(set)
     _joined: set[int] = state(set, lasts=True)
 

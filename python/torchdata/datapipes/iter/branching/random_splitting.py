@@ -33,8 +33,9 @@ _SEEDS = (int, float, str, bytes, bytearray)
 class _SplitMain(SharedMain):
     """The main pipe of `random_split`, which chooses for each item the child that yields it.
 
-    Children are chosen at random by their weights. The weight of a child is the number of items that it will still
-    receive. If a weight becomes negative, it is set to 0, and all weights are scaled to the number of remaining items.
+    Children are chosen at random by their weights. The weight of a child is the number of items that the child has not
+    received yet. If a weight becomes negative, it is set to 0, and all weights are scaled so that their sum is the
+    number of remaining items.
     """
 
     drawn_as: ClassVar[str] = "RandomSplitter"

@@ -1,9 +1,9 @@
-"""Writes, reads and checks the list of files that were created for one item, if their paths differ from the item's
-path.
+"""Writes, reads and checks the list of files that were created for one item, if the paths of these files differ from
+the item's path.
 
 Role: a list may be forged, because archives and servers may contain files with a list's name, and other users may write
-into the folder. Therefore, a list must be a regular file, and the paths in it may refer only to regular files in the
-cache's folder.
+into the folder. A list must be a regular file, and the paths in it may refer only to regular files in the cache's
+folder.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.
@@ -63,7 +63,8 @@ class FolderSearch:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)
-        #: Whether each checked folder is inside `folder`. Many files share few folders, so the results are cached.
+        #: For each folder that was checked: whether it is inside `folder`. The results are cached, because many files
+        #: are in few folders.
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:

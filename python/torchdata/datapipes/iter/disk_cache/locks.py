@@ -26,8 +26,8 @@ PAUSE = 1.0
 #: The mutex is reentrant, because garbage collection may release locks while this thread holds the mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: For each `Section` (by id) that waits while its consumer uses a path: when the wait began, and a function that
-#: releases the locks of the `Section`.
+#: For each `Section` (by id) with a consumer that is using a path: when the consumer received the path, and a function
+#: that releases the locks of the `Section`.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
 
@@ -37,8 +37,8 @@ class Lock:
 
     Attributes:
         excludes_processes: whether the lock excludes other processes, which requires a file system with locks.
-        thread: the id of the thread that must release this lock before it waits for another lock; None if no thread
-            must do so.
+        thread: the id of the thread that must release this lock before it waits for another lock; None if no thread has
+            to release it.
     """
 
     def __init__(self, file: str, fd: int | None, thread: int | None) -> None:
@@ -97,9 +97,9 @@ def release_all_of(thread: int | None) -> None:
 def pause(section: int, release: Callable[[], None]) -> None:
     """After `PAUSE` seconds, a thread calls `release` repeatedly until `resume` is called.
 
-    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. If these locks were
-    never released, the consumer and another process could wait for each other forever. `release` is called repeatedly,
-    because the pipes of the section may lock further items in the meantime.
+    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. Holding the locks until
+    the consumer continues could make the consumer and another process wait for each other forever. `release` is called
+    repeatedly, because the pipes of the section may lock further items in the meantime.
 
     Args:
         section: the id of the `Section`.
@@ -167,8 +167,8 @@ def _opened(file: str) -> int | None:
         with contextlib.suppress(FileExistsError):
             fd = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o666)
             with contextlib.suppress(OSError):
-                # Every user who may write into the folder must be able to lock, so the umask of this process must not
-                # apply.
+                # The umask of this process must not apply, because every user who may write into the folder must be
+                # able to lock.
                 os.fchmod(fd, os.stat(os.path.dirname(file)).st_mode & 0o666)
             return fd
         try:
@@ -184,8 +184,8 @@ def _opened(file: str) -> int | None:
 
 
 def _leads_to(file: str, fd: int) -> bool:
-    """Returns whether the opened lock file still exists at its path. If the lock file was removed, a lock on it does
-    not exclude other processes."""
+    """Returns whether the opened lock file exists at its path. If the lock file was removed, a lock on it does not
+    exclude other processes."""
     try:
         return os.path.samestat(os.stat(file, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:
@@ -208,7 +208,8 @@ def _release_all() -> None:
         lock.release()
 
 
-# A fork waits for threads that are opening a lock file, so that the list of lock files in the child is complete.
+# Before a fork, waits for threads that are opening a lock file, so that the list of lock files in the child is
+# complete.
 os.register_at_fork(
     before=lambda: _mutex.acquire(), after_in_parent=lambda: _mutex.release(), after_in_child=_forget_inherited
 )

@@ -337,8 +337,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the records of all items that were read from the source, except items with paths that were all
-        yielded."""
+        """Returns the records of all items that were read from the source, and have paths that were not yielded yet."""
         if self._loaded is not None:
             return {"section": self._loaded}
         return {"section": None if self._section is None else self._section.dump()}

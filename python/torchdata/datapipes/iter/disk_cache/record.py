@@ -46,7 +46,7 @@ class Record:
 
     def mark_unfinished(self, member: str) -> None:
         """Before the file `member` is written, marks its folder as incomplete, if the folder is the path of the item.
-        The mark remains if the process is killed."""
+        If the process is killed, the mark shows that files are missing."""
         folder = os.path.abspath(self.paths[0])
         if member.startswith(os.path.join(folder, "")):
             os.makedirs(os.path.dirname(folder), exist_ok=True)

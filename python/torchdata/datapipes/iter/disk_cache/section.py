@@ -1,10 +1,10 @@
 """Determines which items pass through the pipes between `on_disk_cache` and `end_caching`, which process computes them,
 and their order.
 
-Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source. For each item, the `Section`
-determines whether the item's files exist (*ready*), must be created by this process (*missing*), or are being created
-by another process (*pending*). The methods of `Section` run in the thread that iterates `end_caching`. The generator
-`items` runs in another thread if a pipe after `on_disk_cache` reads ahead.
+Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source. An item is *ready* if its
+files exist, *missing* if this process must create its files, and *pending* if another process is creating its files.
+The methods of `Section` run in the thread that iterates `end_caching`. The generator `items` runs in another thread if
+a pipe after `on_disk_cache` reads ahead.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Section:
                 record.kind = "ready" if self._ended_early else "missing"  # ended pipes create no file
             if record.kind == "missing":
                 self._missing.append(record)
-            # If another thread has called `close` in the meantime, this record must release its locks.
+            # If another thread has called `close`, this record must release its locks.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         return None
@@ -169,7 +169,7 @@ class Section:
         while queue:
             head = queue[0]
             if head.ready:
-                # While the consumer uses the path, other processes may need the locks of this item, so they are
+                # While the consumer uses the path, other processes may need the locks of this item, so these locks are
                 # released now.
                 head.release()
                 if self.in_flight:
@@ -252,8 +252,8 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._in_pipes[0]) is not record:
-                # A file of a later item was written before the files of `earlier`, so a pipe of the section has
-                # probably dropped the item of `earlier`.
+                # A file of a later item was written before the files of `earlier`, which indicates that a pipe of the
+                # section has dropped the item of `earlier`.
                 self._drops_items |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -315,7 +315,7 @@ class Section:
             record.release()
 
     def close(self) -> None:
-        """Releases all locks. After `close`, the section's state can still be saved."""
+        """Releases all locks. The section's state can be saved even after `close`."""
         locks.resume(id(self))
         self._closed = True
         for record in (*self._queue, *self._missing):

@@ -97,8 +97,8 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
 
     Each iteration has its own event loop, which runs while a batch is processed and is closed at the end. The event
     loop runs in the thread that iterates the pipe. If the iterating thread already runs an event loop (as in a
-    notebook), the new loop runs in another thread, and the iterating thread waits for this thread. If a call raises an
-    exception, the exception is raised unchanged, and all other calls of the batch are canceled.
+    notebook), the new loop runs in another thread, while the iterating thread waits. If a call raises an exception, the
+    exception is raised unchanged, and all other calls of the batch are canceled.
 
     Args:
         source_datapipe: the pipe to read.

@@ -34,8 +34,8 @@ class Mapper(ItemByItem[T_co]):
         datapipe: the pipe to read.
         fn: the function. Lambdas and local functions also work with worker processes.
         input_col: the parts of an item that `fn` receives. If `input_col` is None (the default), `fn` receives the item
-            itself. For an index or key, `fn` receives one part of the item. For a list or tuple of indices or keys,
-            `fn` receives several parts as arguments.
+            itself. If `input_col` is an index or key, `fn` receives this part of the item. If `input_col` is a list or
+            tuple of indices or keys, `fn` receives these parts of the item as arguments.
         output_col: where the result is stored: an index or key, or -1 to append the result. Requires `input_col`. If
             `output_col` is None (the default), the result replaces the first input column, and all further input
             columns are removed.
@@ -106,8 +106,8 @@ class Collator(Mapper[T_co]):
             `default_collate`.
         collate_fn: a function of the batch, used instead of `conversion`; None by default.
         to: the kind of results of `default_collate`: "numpy" for arrays, "torch" for tensors, whether or not PyTorch is
-            imported. If `to` is None (the default) and batches become tensors, the logger `torchdata` reports this once
-            at level INFO.
+            imported. If `to` is None (the default), the logger `torchdata` reports once at level INFO that batches
+            become tensors.
 
     Raises:
         TypeError: a conversion is not a function, a dict or a list.
@@ -148,7 +148,7 @@ class Collator(Mapper[T_co]):
 
 @cache
 def _say_that_tensors_come() -> None:
-    """Logs that batches are tensors. Users may not expect tensors if another library has imported PyTorch."""
+    """Logs that batches become tensors, because users may not expect this if another library has imported PyTorch."""
     import logging
 
     logging.getLogger("torchdata").info(

@@ -89,8 +89,8 @@ class Dropper(ItemByItem[T_co]):
             indices do not count from the end. A missing column causes a warning.
 
     Raises:
-        TypeError: a column is not hashable; or, while iterating, an item does not support the column, such as a name in
-            a tuple.
+        TypeError: a column is not hashable; or, while iterating, the column does not fit the item, for example a name
+            if the item is a tuple.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -125,8 +125,8 @@ class Slicer(ItemByItem[T_co]):
 
     Raises:
         ValueError: `step` is 0.
-        TypeError: `stop` or `step` is not an integer, or a column is not hashable; or, while iterating, an item does
-            not support the column, such as a name in a tuple.
+        TypeError: `stop` or `step` is not an integer, or a column is not hashable; or, while iterating, the column does
+            not fit the item, for example a name if the item is a tuple.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -193,8 +193,8 @@ class Flattener(ItemByItem[T_co]):
             warning.
 
     Raises:
-        TypeError: a column is not hashable; or, while iterating, an item is not iterable, or does not support the
-            column, such as a name in a tuple.
+        TypeError: a column is not hashable; or, while iterating, an item is not iterable, or the column does not fit
+            the item, for example a name if the item is a tuple.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -51,7 +51,7 @@ class EventLoop:
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
         self._process = os.getpid()
-        # At interpreter exit, the finalizer runs while asyncio is still available, unlike `__del__`.
+        # Unlike `__del__`, the finalizer runs at interpreter exit while asyncio is available.
         self._finalizer = weakref.finalize(self, _close, self._runner, self._process)
 
     def run(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
@@ -81,7 +81,7 @@ class EventLoop:
             left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
-            # Without this wait, canceled calls would continue to run during the next batch.
+            # If this code did not wait for the canceled calls, they would continue to run during the next batch.
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:

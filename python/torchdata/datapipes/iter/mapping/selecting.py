@@ -34,8 +34,9 @@ class Filter(IterDataPipe[T_co]):
         datapipe: the pipe to read.
         filter_fn: a function from an item (or its columns) to a bool.
         input_col: the parts of an item that `filter_fn` receives. If `input_col` is None (the default), `filter_fn`
-            receives the item itself. For an index or key, `filter_fn` receives one part of the item. For a list or
-            tuple of indices or keys, `filter_fn` receives several parts as arguments.
+            receives the item itself. If `input_col` is an index or key, `filter_fn` receives this part of the item. If
+            `input_col` is a list or tuple of indices or keys, `filter_fn` receives these parts of the item as
+            arguments.
 
     Raises:
         TypeError: `filter_fn` is not a function.

@@ -32,9 +32,9 @@ class OnError(IterDataPipe[T_co]):
     out.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
-    exception. A note explains this on each exception that is not skipped for this reason. `on_error` never skips errors
-    from listing a store, errors of `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and
-    the exit of a process.
+    exception. An exception from a generator or iterable gets a note that explains why it is not skipped. `on_error`
+    never skips errors from listing a store, errors of `on_disk_cache` and `fullsync`, `KeyboardInterrupt`,
+    `SystemExit`, `MemoryError` and the exit of a process.
 
     A saved state contains the counts of skipped items. A resumed run continues counting from the saved counts, and does
     not read the skipped items again. At the end of an epoch, a `RuntimeWarning` reports how many items were skipped in

@@ -89,11 +89,11 @@ class IterableWrapper(IterDataPipe[T_co]):
     `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state of the iterable is saved
     between two epochs, too.
 
-    Any other iterable is reread up to the saved position, with the original states of the global random generators.
-    Some of the reread items are compared with the original items. If a reread item differs from the original item, for
-    example because of an unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with
-    `strict=False`. If the iterable draws from the global generators for each item, different items cause only a
-    `RuntimeWarning`, because other code may have drawn numbers, too.
+    An iterable that can neither seek nor save its state is reread up to the saved position, with the original states of
+    the global random generators. Some of the reread items are compared with the original items. If a reread item
+    differs from the original item, for example because of an unseeded random order, resuming raises `RuntimeError`
+    unless the loader's state is loaded with `strict=False`. If the iterable draws from the global generators for each
+    item, different items cause only a `RuntimeWarning`, because other code may have drawn numbers, too.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that

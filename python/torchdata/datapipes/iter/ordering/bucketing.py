@@ -48,8 +48,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
         use_in_batch_shuffle: whether each pool of items and each group of `bucket_num` batches is shuffled separately;
-            True by default. If `use_in_batch_shuffle` is False, shuffle buffers are used: as large as a pool for items,
-            and as large as a bucket for batches.
+            True by default. If `use_in_batch_shuffle` is False, items are shuffled with a buffer of the size of a pool,
+            and batches with a buffer of the size of a bucket.
 
     Raises:
         AssertionError: `batch_size`, `batch_num` or `bucket_num` is not positive.

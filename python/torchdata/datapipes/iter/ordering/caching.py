@@ -27,17 +27,17 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
     The first complete epoch fills the cache, and later epochs yield the same objects. If the items need more memory
     than `size`, later epochs read the first items from the source instead of the cache. If `size` is given, the source
-    should yield its items in one order in every epoch.
+    should yield its items in the same order in every epoch.
 
     Every process has its own cache, which is copied and pickled with the pipe. If an earlier `sharding_filter` changes
     the process's share of the data, the cache is filled again. States contain the cache, so a state is as large as the
-    cache. With worker processes, states leave out a cache that exceeds the `snapshot_budget`; a resumed loader then
-    repeats the epoch that filled the cache.
+    cache. With worker processes, states leave out a cache that exceeds the `snapshot_budget`. A loader that resumes
+    without the cache repeats the epoch that filled the cache.
 
     Args:
         source_dp: the pipe to read.
         size: the limit in megabytes (of 2**20 bytes); None (the default) for no limit. Arrays, tensors, text, bytes and
-            containers are measured with their content, other objects by `sys.getsizeof`.
+            containers are measured with their content, and all other objects by `sys.getsizeof`.
 
     Raises:
         TypeError: `size` is not a number.
@@ -52,10 +52,10 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: The number of items at the beginning that each epoch reads from the source, because the whole cache would exceed
-    #: `size`.
+    #: The number of items that each epoch reads from the source before it reads the cache, because the whole cache
+    #: would exceed `size`.
     _given_up: int = state(0, copied=True, lasts=True)
-    #: The shares of all earlier sharding filters when the cache was filled.
+    #: For each earlier `sharding_filter`: its settings when the cache was filled, such as the number of shards.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
     #: The items that the running epoch has stored.
     _filling: deque[T_co] = state(deque, items=True)

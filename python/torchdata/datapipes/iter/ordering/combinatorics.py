@@ -206,8 +206,8 @@ class Sampler(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._order is None:
-            # A sampler with a length is read completely before the first index is yielded, because a saved state must
-            # contain its possibly random order.
+            # A sampler with a length is read completely before the first index is yielded, because its order may be
+            # random and must be saved.
             sequential = isinstance(self.sampler, SequentialSampler)
             finite = isinstance(self.sampler, Sized)
             self._order = range(len(self.sampler)) if sequential else list(self.sampler) if finite else self.sampler

@@ -173,7 +173,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
         """Divides a piece into pieces of at most `max_tokens` tokens. With the method "cut", the size of the first
-        piece is chosen so that it fills the current row."""
+        piece is chosen so that this piece fills the current row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most
@@ -224,8 +224,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return 0, row[1]
 
     def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Begins a new row with a piece. Returns the new row if it is full, or the row with the most tokens if there
-        are too many incomplete rows. Otherwise, returns None."""
+        """Begins a new row with a piece. Returns the new row if it is full. If there are too many incomplete rows,
+        returns the row with the most tokens. Otherwise, returns None."""
         rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]

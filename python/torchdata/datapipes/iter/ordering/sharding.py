@@ -83,8 +83,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
     #: The number of items that a resumed run must recompute, from the source's saved position to this filter's
-    #: position. This is 0 unless one process reads the source for several shards (see `common_parts`). `_generators`
-    #: contains the states of the global random generators at the source's saved position.
+    #: position. `_behind` is 0 unless one process reads the source for several shards (see `common_parts`).
+    #: `_generators` contains the states of the global random generators at the source's saved position.
     _behind: int = state(0)
     _generators: Any = state()
 
@@ -110,7 +110,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         """Makes the next iterations yield share `instance_id` of `num_of_instances`.
 
         Calls with different groups divide the items at several levels: among ranks (DISTRIBUTED) first, then among
-        workers (MULTIPROCESSING). Any other integer as `sharding_group` adds a level of division.
+        workers (MULTIPROCESSING). An integer of your own as `sharding_group` adds a level of division.
 
         Raises:
             TypeError: the group is not an integer.
@@ -210,7 +210,7 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
         """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields the indices of items (see
-        `unloaded`). If `source` yields indices, it does not report its end."""
+        `unloaded`), and does not report its end."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         if self._behind:  # the state was saved with a common part

@@ -30,8 +30,8 @@ _VERSION = "Ais-Version"
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The settings of a cluster. `timeout` is the limit in seconds for a response of the server, and for the total time
-    of a request with all its retries."""
+    """The settings of a cluster. `timeout` is a limit in seconds: for one response of the server, and for the total
+    time of a request with all its retries."""
 
     pipe: str
     endpoint: str

@@ -151,9 +151,9 @@ class _FSSpecRecipe:
 class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
-    A stream closes its file when the stream is deleted. A stream can be pickled with its options. An unpickled stream
-    reopens the URL, at the saved position if the file system can seek. If the file has changed since it was first
-    opened, a RuntimeError is raised.
+    A stream closes its file when the stream is deleted. A stream can be pickled, together with the options of its file
+    system. An unpickled stream reopens the URL, at the saved position if the file system can seek. If the file has
+    changed since it was first opened, a RuntimeError is raised.
 
     Args:
         source_datapipe: yields URLs or local paths.
@@ -199,9 +199,8 @@ class FSSpecFileOpener(OpensFiles):
 class FSSpecSaver(SavesItems):
     """Writes each pair of metadata and data to a file with fsspec, and yields the URL of the written file.
 
-    A local file has a temporary name until it is complete. On any other file system, data is uploaded while it is
-    written.
-    If writing fails, the upload is canceled, provided that the file system supports this.
+    A local file has a temporary name until it is complete. On a file system that is not local, data is uploaded while
+    it is written. If writing fails, the upload is canceled, provided that the file system supports this.
 
     Args:
         source_datapipe: yields pairs of metadata and data, which is bytes for a binary mode, and a str for a text mode.

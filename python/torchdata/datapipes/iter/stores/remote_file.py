@@ -1,7 +1,7 @@
 """Objects of a store as files: shared code of S3 and AIStore, and the base class of the pipes that open objects.
 
 Role: the response to the request that opens an object is kept for the first read. If the pipe opens its next object
-before the first read, the response is dropped, and the first read sends a new request. Therefore, unread streams, for
+before the first read, the response is dropped, so the first read sends a new request. Therefore, unread streams, for
 example in a shuffle buffer, do not keep connections open.
 """
 

@@ -1,7 +1,7 @@
 """Pipes that read from S3, Google Cloud Storage and Azure: S3FileLister, S3FileLoader.
 
 Role: a stream fetches data when it is read, and keeps no connection open between requests (see `s3_object.py`). Each
-process has its own stores (see `s3_client.py`).
+process creates its own store objects of obstore (see `s3_client.py`).
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class S3FileLister(GivenLength, ListsRoots):
                     yield key, url
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
-        """Yields the keys that begin with `prefix`. Because obstore can list only whole folders, this method lists the
-        folder that contains the prefix, and begins shortly before the prefix."""
+        """Yields the keys that begin with `prefix`. This method lists the folder that contains the prefix, and begins
+        shortly before the prefix, because obstore can list only whole folders."""
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
         pages = obstore.list(store, folder or None, offset=start or None, chunk_size=_KEYS_PER_PAGE)
@@ -140,8 +140,8 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts shortly before `text`, which is not empty. A listing that begins after the returned
-    text includes `text`."""
+    """Returns a text that sorts shortly before the non-empty `text`. A listing that begins after the returned text
+    includes `text`."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
@@ -149,14 +149,15 @@ def _just_before(text: str) -> str:
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
-    """Returns whether an empty object marks a folder. The key of such an object ends with a slash, which obstore omits
-    in listings."""
+    """Returns whether an empty object marks a folder. The key of an object that marks a folder ends with a slash, which
+    obstore omits in listings."""
     try:
         obstore.head(store, key)
     except FileNotFoundError:
         return True
     except Exception as error:
-        # A refused request is not an error, because a user may be allowed to list a bucket but not to read its objects.
+        # If the server refuses the request, the key does not count as a folder, because a user may be allowed to list a
+        # bucket but not to read its objects.
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False

@@ -1,9 +1,9 @@
-"""Manages obstore for the S3 pipes: the stores of each process, picklable settings, and error messages.
+"""Manages obstore for the S3 pipes: the store objects of each process, picklable settings, and error messages.
 
 Role: this module also makes obstore work in a forked child. The extension module of obstore starts threads, which do
-not exist in a forked child, so each call to the inherited extension module would wait forever. Therefore, the child
-loads a second copy of the extension module, which starts its own threads (16 ms, 15 MB). The child neither uses nor
-frees the copy that it has inherited from its parent.
+not exist in a forked child. In a forked child, each call to the inherited extension module would wait forever, so the
+child loads a second copy of the extension module, which starts its own threads (16 ms, 15 MB). The child neither uses
+nor frees the copy that it has inherited from its parent.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _STORES = {
     "az": ("AzureStore", "endpoint", "Azure"),
 }
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
-#: Environment variables with credentials. If one of these variables is set, the credentials of the AWS profile are
-#: ignored.
+#: Environment variables with credentials. If one of these environment variables is set, the credentials of the AWS
+#: profile are ignored.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",
@@ -203,8 +203,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _own_copy() -> Any:
-    """Loads a second copy of obstore's extension module for this forked child. The dynamic linker loads the same file
-    or path only once, so the module is copied to an anonymous file with the process id in its path."""
+    """Loads a second copy of obstore's extension module for this forked child. The dynamic linker does not load the
+    same file a second time, so the module is copied to an anonymous file with the process id in its path."""
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
 

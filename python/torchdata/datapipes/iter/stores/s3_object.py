@@ -18,7 +18,7 @@ from torchdata.datapipes.iter.stores.s3_client import (
 
 DEFAULT_BUFFER_SIZE = 16 << 20
 #: Size in bytes of each request if several parallel requests fetch one piece of an object. The first request for an
-#: object has at most this size, too.
+#: object also fetches at most this number of bytes.
 PART_SIZE = 4 << 20
 #: The number of bytes of the first request after a seek. Each further request for consecutive bytes is twice the size
 #: of the previous request.

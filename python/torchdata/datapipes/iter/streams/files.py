@@ -71,8 +71,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
     #: The directory that is being listed. `_names_seen` is the number of processed names in the directory.
     _directory: str | None = state()
     _names_seen: int = state(0)
-    #: For the warning that no file was found: the first subdirectory that `recursive=False` skipped, and the first file
-    #: that matches no mask (`_unwanted`).
+    #: The first subdirectory that `recursive=False` skipped, for the warning that no file was found. `_unwanted` is the
+    #: first file that matches no mask.
     _passed_over: str | None = state(saved=False)
     _unwanted: str | None = state(saved=False)
 
@@ -96,8 +96,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` must begin the source's epoch now, because a state that is saved before the first item is requested
-        # belongs to this epoch.
+        # `iter` is called here and not at the first item, because a state that is saved before the first item must
+        # belong to the new epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

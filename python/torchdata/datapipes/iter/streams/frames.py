@@ -38,7 +38,7 @@ class DataFrameMaker(IterDataPipe[Any]):
             for all columns. If `dtype` is None (the default), the library infers the types.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
             pickled. Used if `dtype` is None.
-        columns: the names of the columns. Rows that are mappings must contain all columns; other keys are left out.
+        columns: the names of the columns. Rows that are mappings must contain all columns; further keys are left out.
             Without column names, a frame of mappings has the keys of all its rows, with nulls for missing values.
         device: `""` or `"cpu"`.
         library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"`. Polars uses threads, so worker

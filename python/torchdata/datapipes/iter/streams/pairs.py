@@ -65,8 +65,8 @@ class HoldsStream(IterDataPipe[T_co]):
         return sources_of(self)[0]
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        """Returns an iterator over the items of a stream from the position `place` on; None means the start of the
-        stream.
+        """Returns an iterator over the items of a stream; `place` is the position to begin at, or None for the start of
+        the stream.
 
         If possible, subclasses return an iterator that is written in C, which is faster than a generator.
         """
@@ -85,9 +85,9 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # `iter` must begin the source's epoch now, because a state that is saved before the first item is requested
-        # belongs to this epoch. A separate generator reads each pair, so that an exception in one pair does not end the
-        # iteration.
+        # `iter` is called here and not at the first item, because a state that is saved before the first item must
+        # belong to the new epoch. A separate generator reads each pair of path and stream, so that an exception while
+        # one stream is read does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)

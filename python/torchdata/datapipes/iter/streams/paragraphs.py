@@ -59,7 +59,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
                 self.buffer.append(line)
             elif self.buffer:
                 # The first line of the next paragraph is stored before the `yield`, because the consumer may save a
-                # state before it requests the next paragraph.
+                # state at the `yield`.
                 complete = self._path, self.buffer
                 self._path, self.buffer = path, [line] if line else []
                 yield complete[0], self.joiner(complete[1])

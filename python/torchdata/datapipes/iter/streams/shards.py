@@ -54,8 +54,8 @@ def _expanded(name: Any) -> Iterator[str]:
 
 
 def _names(rest: str, name: str) -> Iterator[str]:
-    """Expands the ranges in `rest`, the end of `name`. The results are yielded one by one, because a range may be
-    long."""
+    """Expands the ranges in `rest`, the end of `name`. The names are yielded one by one, because a range such as
+    `{000000..999999}` may expand to very many names."""
     found = re.search(_RANGE, rest)
     if found is None:
         yield rest

@@ -1,8 +1,8 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
 Role: a saved position is the result of the stream's `tell`, which for a text file includes the state of the decoder.
-Text files are read by `readline`, because `tell` fails after `next`. A stream without `tell` has the number of lines
-read so far as its position, and a resumed pipe skips this number of lines.
+Text files are read by `readline`, because `tell` fails after `next`. For a stream without `tell`, the saved position is
+the number of lines read so far, and a resumed pipe skips these lines.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class _Text(HoldsStream[Any]):
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name in ("utf-8", "utf-8-sig") else b""
 
     def _lines_read(self) -> int:
-        """Returns the number of lines that were read so far, without the `_lines_before` lines."""
+        """Returns the number of lines that were read so far, not counting the first `_lines_before` lines."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -353,7 +353,7 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # `reader.fieldnames` is used only if a row was read, because it would otherwise read the first row.
+        # `reader.fieldnames` is used only if a row was read, because accessing this attribute may read the first row.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

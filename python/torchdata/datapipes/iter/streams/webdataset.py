@@ -29,7 +29,7 @@ _GENERATION = 1 << 15
 class WebDataset(IterDataPipe[dict[str, Any]]):
     """Groups consecutive files into one dict if their names differ only in the extension.
 
-    A path is divided at the first dot after the last slash. The text before the dot is the key of the sample, and the
+    A path is divided at the first dot after its last slash: the text before this dot is the key of the sample, and the
     remaining text is the field. For example, `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`.
     Backslashes count as slashes. Files without an extension are left out, and their streams are closed.
 
@@ -73,8 +73,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         return self._samples(iter(self.source_datapipe), self._gathering)
 
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        # No variable of this generator may refer to a yielded sample, because the sample's memory could then not be
-        # freed.
+        # No variable of this generator may refer to a yielded sample, because the variable would keep the sample in
+        # memory.
         with on_failure(lambda: self._park(gathering)):
             for item in source:
                 path, data = path_and_stream(item, self)

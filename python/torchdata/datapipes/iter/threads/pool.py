@@ -57,8 +57,8 @@ class _PoolWork(ReadAhead):
             if self.queue.closed:
                 result = with_detached_streams(result)
         except BaseException as error:
-            # Errors may not be picklable. If the item is immutable, a state contains the item instead of the error, and
-            # a resumed run calls the function again.
+            # Errors may not be picklable. If the item is immutable, a state contains the item instead of the call's
+            # error, and a resumed run calls the function again.
             kept = (item,) if type(item) in PLAIN_TYPES else None
             self.queue.fail(slot, not_the_end("function of ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:
@@ -106,8 +106,8 @@ class Pool:
     def close(self) -> None:
         """Makes each thread end after its current call.
 
-        Items that still wait for a call are kept, so that a state can contain them. This method may be called
-        repeatedly, from any thread, and by the garbage collector.
+        Items that wait for a call are kept, so that a state can contain them. This method may be called repeatedly,
+        from any thread, and by the garbage collector.
         """
         self._work.close()
         if self.is_inherited():
@@ -165,7 +165,7 @@ class Pool:
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
     """Returns what a state stores for one submitted item: its kind and its content.
 
-    If the call has failed and the item is immutable (`kept`), the content is the item, because the error may not be
+    If the call has failed and the item is immutable (`kept`), the state contains the item, because the error may not be
     picklable.
     """
     if kind == "error" and kept is not None:

@@ -40,8 +40,8 @@ class _PrefetchData(ReadAhead):
         self.abandoned = False
         self._left = False
         self.is_over = False
-        #: The number of items that the source had yielded when the pipe's iteration began; None if the source does not
-        #: count its items, so that `taken` is used.
+        #: The number of items that the source had yielded when the pipe's iteration began. If the source does not count
+        #: its items, `before` is None, and `taken` is used instead.
         self.before: int | None = None
         self.taken = 0
         #: The object that pauses the thread if the iteration is a replay; otherwise None.
@@ -195,8 +195,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the paused thread has read ahead in the latest iteration; None if this iteration is one of
-        the first `passes` iterations."""
+        """Returns how far the paused thread has read ahead in the latest iteration; None if the pipe has begun at most
+        `passes` iterations."""
         data = self._data
         if data is None or data.is_inherited or self._passes == passes:
             return None
@@ -253,8 +253,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def pause(self) -> None:
         """Stops reading ahead. When this method returns, the thread no longer reads the source.
 
-        The consumer can still read the items in the buffer. If the consumer needs more items, it waits until `resume()`
-        is called.
+        The consumer can read the items in the buffer during the pause. If the consumer needs more items, it waits until
+        `resume()` is called.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.

@@ -4,9 +4,9 @@ Role: `fullsync` is the last pipe of the graph in the main process of every rank
 ranks then *vote* on whether every rank has an item.
 
 Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. With n
-ranks, rank r contributes `-(r + 1)` if it ends its run, and `-(n + r + 1)` if it has raised an exception. As soon as
-one rank lacks an item in a vote, the votes end, so all ranks yield equally many items. When a loader resumes, the ranks
-do not vote on reread items, because the number of these items may differ between ranks.
+ranks, the vote of rank r is `-(r + 1)` if it ends its run, and `-(n + r + 1)` if it has raised an exception. The votes
+end as soon as one rank lacks an item, so all ranks yield equally many items. When a loader resumes, the ranks do not
+vote on reread items, because the number of these items may differ between ranks.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ class _StepData(_PrefetchData):
 
     Args:
         again: if positive, the number of items that this rank rereads without a vote, because the ranks have voted on
-            them before. If `again` is negative, this rank first takes part in `-again` votes without reading items,
-            because it has already yielded the items of these votes.
+            them before. If `again` is negative, this rank has already yielded the items of the next `-again` votes, and
+            takes part in these votes without reading items.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: A thread must hold this lock to move an item from `voted_on` to the queue or to save a state, so that a state
-        #: contains the item exactly once.
+        #: A thread must hold this lock to move an item from `voted_on` to the queue or to save a state, so that no
+        #: state contains the item twice or not at all.
         self.lock = threading.Lock()
         self.slot: int | None = None
         #: The item that this rank has read. When a vote shows that every rank has an item, the item in `voted_on` is
@@ -144,8 +144,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be computing an item
             data.released.set()
         failure = data.failure
-        # A rank with a pipe that was shut down votes that its run ends, because its source may have ended only because
-        # the workers have stopped.
+        # If the pipe was shut down, the rank votes that its run ends, because the source may have ended only as a
+        # result of stopped workers.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
@@ -189,8 +189,8 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """The iterator that the consumer reads. If the iterator is dropped, no other rank is notified, because the user's
-    loop may have been interrupted, or left to begin the next epoch."""
+    """The iterator that the consumer reads. Dropping the iterator does not notify other ranks, because the user may
+    have interrupted the loop, or left the loop to begin the next epoch."""
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
 
@@ -247,7 +247,7 @@ class FullSync(_PrefetchBase[T_co]):
     items.
 
     If one rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
-    within the timeout. The message names the rank that has caused the error. If a rank breaks out of its loop and
+    within the timeout. The error message names the rank that has caused the error. If a rank breaks out of its loop and
     begins its next epoch, the current epoch ends on all ranks. `DistributedReadingService` appends this pipe
     automatically. The pipe always runs in the main process, even if worker processes run the pipes before it, and reads
     one item ahead. Put pipes with a read-ahead thread (`prefetch`, `pin_memory`) before `fullsync`, because pausing a
@@ -366,7 +366,7 @@ class FullSync(_PrefetchBase[T_co]):
         raised.
 
         The state does not contain errors that other ranks have caused. If another rank has ended or failed, the last
-        item that this rank has read was not yielded, so the state contains it.
+        item that this rank has read was not yielded, so the state contains this item.
         """
         items, error = self._restored
         data = self._data
@@ -423,7 +423,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._raise_pending_error()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration on all ranks. The other ranks detect the end of the iteration when they request an item.
+        """Ends the iteration on all ranks. All other ranks detect the end of the iteration when they request an item.
 
         `leave` does not wait for any other rank, and does nothing if the iteration is already over.
 
@@ -451,7 +451,7 @@ class FullSync(_PrefetchBase[T_co]):
             group.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
-        """Returns a copy that refers to the group of ranks that the user provided, not to a copy of the group."""
+        """Returns a copy that refers to the same group of ranks if the user has provided the group."""
         group = self._given_group
         if group is not None and not isinstance(group, UncopyableGroup):
             memo[id(group)] = group

@@ -125,8 +125,9 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     """Applies a function to every item, or to columns of it, in several threads. Results keep the source's order.
 
     Use threads if the function waits (for files or a network) or releases the GIL. An exception is raised at the
-    position of its result, and later results can still be read. The thread that iterates this pipe reads the source.
-    Numbers from the global random generators depend on the timing of the threads, so draw them in a later `map`.
+    position of its result, and does not prevent reading later results. The thread that iterates this pipe reads the
+    source. Numbers from the global random generators depend on the timing of the threads, so draw them in a later
+    `map`.
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls
     of `fn`, because a call may modify the item that the state contains. If the items are numbers, strings or bytes,

@@ -49,7 +49,7 @@ def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None
 
 
 class Retrying:
-    """The settings of retries. The callback `count`, which the pipe sets to count its retries, is not pickled, so an
+    """The settings of retries. The callback `count`, which the pipe sets to count its retries, is not pickled. An
     unpickled copy does not count retries."""
 
     def __init__(self, pipe: str, max_retries: int) -> None:
@@ -96,8 +96,8 @@ class Connections:
         from requests.adapters import HTTPAdapter
 
         session = requests.Session()
-        # The server must not compress files, because ranges and sizes in the headers would then refer to compressed
-        # bytes.
+        # The server must not compress files, because ranges and sizes in the headers of a compressed response refer to
+        # compressed bytes.
         session.headers["Accept-Encoding"] = "identity"
         if self._process != os.getpid():  # closed, or the connections belong to the parent process
             self._adapter, self._process = HTTPAdapter(max_retries=self._retrying.policy()), os.getpid()
@@ -109,7 +109,7 @@ class Connections:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Closes idle connections. If a connection is still receiving a response, it is closed when the response
+        """Closes idle connections. If a connection is receiving a response, the connection is closed when the response
         ends."""
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):

@@ -22,8 +22,8 @@ _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
 
 
 def download_url(url: str) -> str:
-    """Returns the download URL of a link such as `…/file/d/ID/view`, `…/open?id=ID` and `…/uc?id=ID`. Any other URL,
-    such as a download URL, is returned unchanged."""
+    """Returns the download URL of a link such as `…/file/d/ID/view`, `…/open?id=ID` and `…/uc?id=ID`. A URL of another
+    form, such as a download URL, is returned unchanged."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     in_path = _FILE_PATH.match(parts.path)
@@ -102,7 +102,7 @@ class DriveClient(Client):
 
 
 def _trusted(target: str, asked: str) -> bool:
-    """Returns whether the user's settings, including credentials, may be sent to `target`, the URL in the form on a web
+    """Returns whether the user's settings, including credentials, may be sent to `target`, a URL from a form on a web
     page."""
     there, here = urlsplit(target), urlsplit(asked)
     host = there.hostname or ""

@@ -48,8 +48,8 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # `iter` must begin the source's epoch now, because a state that is saved before the first item is requested
-        # belongs to this epoch.
+        # `iter` is called here and not at the first item, because a state that is saved before the first item must
+        # belong to the new epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
@@ -68,10 +68,11 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
 class HttpReader(_UrlReader):
     """Opens files at HTTP URLs: yields pairs of URL and binary stream.
 
-    A stream reads forward only, and requests data from the network while it is read. Redirects are followed, and
-    compressed transfers are decompressed (the server is asked not to compress). A body that is shorter than the headers
-    say raises an error. A resumed run reopens a stream at its position, if possible by a range request. An error is
-    raised if the file has changed. A state contains the settings of the pipe, including passwords and tokens.
+    A stream reads forward only, and requests data from the network while it is read. Redirects are followed. If the
+    server compresses a transfer although the request forbids this, the data is decompressed. If a response has fewer
+    bytes than its headers announce, an error is raised. A resumed run reopens a stream at its position, if possible by
+    a range request. An error is raised if the file has changed. A state contains the settings of the pipe, including
+    passwords and tokens.
 
     Args:
         source_datapipe: yields URLs that begin with `http://` or `https://`.

@@ -19,8 +19,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 
 #: The size of a stream's buffer in bytes. Most lines are read from the buffer, without a network call.
 _BUFFER = 1 << 16
-#: The number of bytes per read from the connection when a stream is read to its end, or when its first bytes are
-#: dropped.
+#: The number of bytes per read from the connection when a stream is read to its end, or when bytes before the position
+#: are dropped.
 _PIECE = 1 << 20
 
 
@@ -131,10 +131,10 @@ class HttpRecipe:
         except HTTPError as error:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
-            # The server answers with status 416 if the file ends at or before the offset: the file was read to its end,
-            # or has become shorter. If the request contained `If-Range`, status 416 proves that the file has not
-            # changed. Without `If-Range`, the whole file is requested, because the headers of the response show whether
-            # the file has changed.
+            # The server answers with status 416 if the file ends at or before the offset, which means that the file was
+            # read to its end, or has become shorter. If the request contained `If-Range`, status 416 proves that the
+            # file has not changed. Without `If-Range`, the whole file is requested, because the headers of the response
+            # show whether the file has changed.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
