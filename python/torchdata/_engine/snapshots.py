@@ -20,8 +20,8 @@ from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process waits max(SECONDS, FACTOR * n * c) seconds until its next snapshot
 #: (for n, see `FEWEST`). If c exceeds a millisecond, the excess counts five times (`Cadence`). Because FACTOR is 50 and
-#: n at least 2, snapshots take at most 1 % of the time. If snapshots are small, recomputing items after an exit takes
-#: about as long as starting a worker.
+#: n at least 2, snapshots take at most 1 % of the time in which a process does not wait for its reader. Time spent
+#: waiting counts five times, so that a resumed process recomputes few items.
 SECONDS, FACTOR = 0.005, 50.0
 #: n is the number of processes, but at least FEWEST and at most MOST. The pause grows with the number of processes n,
 #: because a consumer in strict order may wait for all their snapshots. A snapshot also slows down other processes,
