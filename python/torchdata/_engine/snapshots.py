@@ -22,7 +22,7 @@ from torchdata._plain_pickles import loads_plain
 #: (for n, see `FEWEST`). If c exceeds a millisecond, the excess counts five times (`Cadence`). Because FACTOR is 50 and
 #: n at least 2, snapshots take at most 1 % of the time in which a process does not wait for its reader. Time spent
 #: waiting counts five times, so that a resumed process recomputes few items.
-SECONDS, FACTOR = 0.005, 50.0
+SECONDS, FACTOR = 0.007, 50.0
 #: n is the number of processes, but at least FEWEST and at most MOST. The pause grows with the number of processes n,
 #: because a consumer in strict order may wait for all their snapshots. A snapshot also slows down other processes,
 #: because it evicts their data from the processor's caches.
