@@ -181,7 +181,7 @@ def cached(size):
     return DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork"))
 
 found = {"of workers": [], "of the dispatching process": []}
-for size in (1, 60, 200, 400, 600, 800, 100_000):
+for size in (1, 60, 200, 1000, 1200, 1500, 100_000):
     with cached(size) as loader:
         loader.seed(3)
         iterator = iter(loader)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from multiprocessing import parent_process
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
@@ -37,7 +37,7 @@ from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.exchanging import LOCKS, ShardGlobals, current_generators
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
-from torchdata.datapipes._pipe.state.generators import seed_when_imported
+from torchdata.datapipes._pipe.state.generators import seed_when_imported, seeded_generators
 from torchdata.datapipes._pipe.state.iteration import is_torchs
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 from torchdata.datapipes._pipe.witnessing import Witness
@@ -386,6 +386,10 @@ class GraphProgram(EpochProgram):
         self._common.close()
         end_threads(self.datapipe)
 
+    def _seeded_generators(self) -> dict[str, Any]:
+        """Returns the states of the global generators right after they were seeded, which snapshots omit."""
+        return _seeded_generators(self._begun_with[0], self._child.dispatches)
+
     def _seed_common_part(self, seeds: bytes, number: int) -> None:
         generator = SeedGenerator(SeedGenerator.imported(seeds).generate_shared_seed()).spawn(number)
         _seed_global_generators(generator, shared=False)
@@ -429,7 +433,8 @@ class GraphProgram(EpochProgram):
             graph = self._running_graph()
             # The threads of pipes are stopped during the snapshot, because they draw random numbers, too.
             with standing_still(graph.pipes), caches.left_out(), bounded(most):
-                entries, generators = entries_of(graph), current_generators()
+                seeded = None if self.replaced else self._seeded_generators()
+                entries, generators = entries_of(graph), current_generators(seeded)
             share = self._share_in(graph, entries)
             if share is None:
                 return None
@@ -513,8 +518,8 @@ class GraphProgram(EpochProgram):
         load_entries(self.datapipe, entries)
         if saved.filled is not None and cached is not None:
             self._caches.put_back(saved.filled, cached, strict)
-        if saved.generators is not None:
-            load_generators(saved.generators)  # before `_iterate` starts threads, which draw random numbers
+        # before `_iterate` starts threads, which draw random numbers
+        load_generators(saved.generators or self._seeded_generators())
         if saved.read_out and self._child.share is None and not entries[-1].finished:
             return iter(())  # the saved epoch had ended, although these pipes have not noted its end
         return self._iterate()
@@ -544,27 +549,30 @@ class GraphProgram(EpochProgram):
         return self.replaced.get(name) or function_in_use(name)
 
 
-def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
-    """Seeds the global generators. Always draws three seeds, even if NumPy or torch is not loaded, so that the seeds of
-    the pipes do not depend on the loaded libraries."""
+def _seeds(seed_generator: SeedGenerator, shared: bool) -> dict[str, int]:
+    """Returns the seeds of the global generators. Always draws three seeds, even if NumPy or torch is not loaded, so
+    that the seeds of the pipes do not depend on the loaded libraries."""
     draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
-    python_seed, torch_seed, numpy_seed = draw(), draw(), draw()
-    random.seed(python_seed)
-    awaited: dict[str, int] = {}
-    torch = loaded("torch")
+    return {"random": draw(), "torch": draw(), "numpy.random": draw() >> 32}  # NumPy's generator accepts 32 bits
+
+
+@lru_cache(maxsize=64)  # each shard of this process has its own seeds
+def _seeded_generators(seeds: bytes, shared: bool) -> dict[str, Any]:
+    return seeded_generators(_seeds(SeedGenerator.imported(seeds), shared))
+
+
+def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
+    seeds = _seeds(seed_generator, shared)
+    random.seed(seeds.pop("random"))
+    torch, numpy_random = loaded("torch"), loaded("numpy.random")  # NumPy imports this module only when it is used
     if torch is not None:
-        _seed_torch(torch, torch_seed)
-    else:
-        awaited["torch"] = torch_seed
-    numpy_random = loaded("numpy.random")  # NumPy imports this module only when it is used
+        _seed_torch(torch, seeds.pop("torch"))
     if numpy_random is not None:
-        numpy_random.seed(numpy_seed >> 32)  # the legacy generator accepts 32 bits
-    else:
-        awaited["numpy.random"] = numpy_seed >> 32
+        numpy_random.seed(seeds.pop("numpy.random"))
     # Libraries that are not imported yet are seeded when they are imported. The main process seeds these libraries only
     # while a shard runs, because at other times, its generators belong to the user.
     if parent_process() is not None or own_random.is_replica:
-        seed_when_imported(awaited)
+        seed_when_imported(seeds)
 
 
 def _seed_torch(torch: Any, seed: int) -> None:

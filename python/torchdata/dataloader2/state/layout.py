@@ -414,12 +414,12 @@ def _recomputed(position: Position, contents: Iterable[tuple[str | None, Content
 
 def sealed(content: Content) -> bytes:
     graph = dump_graph(content.entries or ())
-    if content.generators is None:
-        return seal(graph)
     optional: dict[str, Any] = {"read_out": True} if content.read_out else {}
+    if content.generators is not None:
+        optional["generators"] = content.generators
     if content.filled is not None:
         optional["filled"] = tuple(content.filled)
-    return seal({"graph": graph, "generators": content.generators, **optional})
+    return seal({"graph": graph, **optional} if optional else graph)
 
 
 def opened(snapshot: Any, what: str, *, allow_pickle: bool = True) -> Content:
@@ -433,10 +433,11 @@ def opened(snapshot: Any, what: str, *, allow_pickle: bool = True) -> Content:
         return Content(None, content)
     if "graph" not in content:
         return Content(parse_graph(content, allow_pickle))
-    check_generators(content.get("generators"), allow_pickle)
+    if "generators" in content:
+        check_generators(content["generators"], allow_pickle)
     entries = parse_graph(content["graph"], allow_pickle)
     filled = None if content.get("filled") is None else _filled(content["filled"], what, allow_pickle)
-    return Content(entries, content["generators"], bool(content.get("read_out")), filled)
+    return Content(entries, content.get("generators"), bool(content.get("read_out")), filled)
 
 
 def _filled(filled: Any, what: str, allow_pickle: bool) -> Filled:

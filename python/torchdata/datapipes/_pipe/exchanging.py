@@ -12,7 +12,6 @@ the memory does not copy the state, this module calls the public functions of th
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import importlib
@@ -22,7 +21,8 @@ import random
 import struct
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from torchdata._importing import loaded
@@ -82,11 +82,9 @@ def _begin_in_child() -> None:
 os.register_at_fork(after_in_child=_begin_in_child)
 
 
-@contextlib.contextmanager
-def one_at_a_time() -> Iterator[None]:
-    """Within this context, no other thread can switch the global variables to another shard."""
-    with _turn:
-        yield
+def one_at_a_time() -> AbstractContextManager[bool]:
+    """Returns a context in which no other thread can switch the global variables to another shard."""
+    return _turn
 
 
 class ShardGlobals(SavedGlobals):
@@ -126,20 +124,19 @@ _Others = Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]
 
 _known: tuple[Exchange, _Others] | None = None
 _parts: Sequence[memoryview] = ()
-_saved: tuple[list[Any], dict[str, Any]] | None = None
+_saved: tuple[list[Any], dict[str, Any] | None] | None = None
 _has_exchanged = False
 
 
-def current_generators() -> dict[str, Any]:
-    """Returns the states of the global generators. To save time, returns the previous result if the memory of the
-    generators has not changed since the previous call."""
+def current_generators(seeded: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Returns the states of the global generators, or None if the states equal `seeded`. To save time, returns the
+    previous result if the memory of the generators has not changed since the previous call."""
     global _saved
     exchange, others = _exchange()
-    if others:
-        return save_generators()
-    contents = [exchange, vars(random._inst).get("gauss_next"), generators.awaited_seeds(), *map(bytes, _parts)]
-    if _saved is None or _saved[0] != contents:
-        _saved = contents, save_generators()
+    contents = [exchange, seeded, vars(random._inst).get("gauss_next"), generators.awaited_seeds(), *map(bytes, _parts)]
+    if others or _saved is None or _saved[0] != contents:
+        found = save_generators()
+        _saved = contents, None if found == seeded else found
     return _saved[1]
 
 
@@ -185,12 +182,8 @@ def _exchange() -> tuple[Exchange, _Others]:
 
 
 def _of_python() -> _Way | None:
-    if sys.implementation.name != "cpython":
-        return None
-    instance = random._inst
-    if type(instance) is not random.Random or not _is_copied(_python, _new_python, random.Random.getstate):
-        return None
-    return _python(instance)
+    is_usual = sys.implementation.name == "cpython" and type(random._inst) is random.Random
+    return _python(random._inst) if is_usual and _is_copied(_python, _new_python, random.Random.getstate) else None
 
 
 def _of_numpy(state: Any, bits: Any) -> _Way:
@@ -201,10 +194,9 @@ def _of_numpy(state: Any, bits: Any) -> _Way:
         made.standard_normal(seed)  # after an odd count, the generator stores a spare normal number
         return made
 
-    def seen(one: Any) -> bytes:
-        return pickle.dumps(one.get_state(legacy=False))  # formatting the state as text would take milliseconds
-
-    if type(bits) is numpy_random.MT19937 and _is_copied(_numpy, new, seen):
+    # A pickle, because formatting the state as text would take milliseconds.
+    is_usual = type(bits) is numpy_random.MT19937
+    if is_usual and _is_copied(_numpy, new, lambda one: pickle.dumps(one.get_state(legacy=False))):
         return _numpy(state)
     return _Way(others=((lambda: state.get_state(legacy=False), state.set_state),))
 

@@ -3,8 +3,8 @@
 //! A process resumes an epoch from a snapshot, and recomputes the items that the reader received after this snapshot. A
 //! rolling checksum verifies that the recomputed items equal the original items.
 
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -15,8 +15,8 @@ use torchdata_core::protocol::{Reader, Share};
 
 use super::kinds as kind;
 use super::outlet::{Outlet, item_kind};
-use super::snapshots::{self, Entry, Relay, account};
-use crate::codec::{OutBuffer, Source};
+use super::snapshots::{self, Entry, account};
+use crate::codec::OutBuffer;
 use crate::errors;
 
 /// A snapshot, as a tuple of the number of the iteration over the dispatched items, the number and checksum of the
@@ -27,25 +27,22 @@ impl Outlet {
     /// No snapshots are taken while items are recomputed, because a snapshot would delay the first new item.
     #[inline]
     pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
-        if self.relay.as_ref().is_some_and(|relay| relay.waits()) {
-            self.pass_on()?;
+        if let Some(last) = self.relay.as_ref().and_then(|relay| relay.take()) {
+            snapshots::push(&mut self.producers[0], kind::RELAYED, &last.payload, &last.content)
+                .map_err(errors::corrupted)?;
         }
-        let is_due = self.owing().is_none() && self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due());
+        let waited = self.waited();
+        let is_due = self.owing().is_none() && self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due(waited));
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 
-    pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
-        let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
-        let last = relay.take();
-        self.send_content(py, 0, kind::RELAYED, &last.payload, &PyBytes::new(py, &last.content))
+    fn waited(&self) -> Duration {
+        Duration::from_nanos(self.meters.first().map_or(0, |meter| meter.total.load(Relaxed)))
     }
 
-    #[cold]
-    fn pass_on(&mut self) -> PyResult<()> {
-        let last = self.relay.as_ref().map(|relay: &Arc<Relay>| relay.take()).unwrap_or_default();
-        snapshots::push(&mut self.producers[0], kind::RELAYED, &last.payload, &last.content)
-            .map_err(errors::corrupted)?;
-        Ok(())
+    pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
+        let Some(last) = self.relay.as_ref().and_then(|relay| relay.take()) else { return Ok(true) };
+        self.send_content(py, 0, kind::RELAYED, &last.payload, &PyBytes::new(py, &last.content))
     }
 
     fn take(&self, py: Python<'_>, shard: usize) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
@@ -73,9 +70,9 @@ impl Outlet {
                 self.push_snapshot(py, shard)?;
             }
         }
-        let noted = self.depart_note(py, self.entered);
+        let (noted, waited) = (self.depart_note(py, self.entered), self.waited());
         if let Some((_, cadence)) = &mut self.taker {
-            cadence.made(began, Instant::now());
+            cadence.made(began, Instant::now(), waited);
         }
         noted
     }
@@ -115,21 +112,15 @@ impl Outlet {
                 }
             });
         }
-        let payload = &encoder.payload;
-        if payload.len() <= producer.max_inline() {
-            producer.made_again(item_kind(&encoder), &table, payload);
-        } else {
-            let mut long = Source::dense(payload.as_ptr(), payload.len(), None);
-            // SAFETY: `long` describes the bytes of `payload`, which are readable.
-            table.push(unsafe { sampled_len(long.make_dense(py)?, payload.len()) });
-            producer.made_again(item_kind(&encoder) | kind::PAYLOAD_IN_BUFFER, &table, &[]);
+        let (mut kind, mut payload) = (item_kind(&encoder), &encoder.payload[..]);
+        if payload.len() > producer.max_inline() {
+            // SAFETY: the bytes of `payload` are readable.
+            table.push(unsafe { sampled_len(payload.as_ptr(), payload.len()) });
+            (kind, payload) = (kind | kind::PAYLOAD_IN_BUFFER, &[]);
         }
+        producer.made_again(kind, &table, payload);
         encoder.clear();
         self.encoder = encoder;
-        self.compare(target)
-    }
-
-    fn compare(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());
         match self.expected.get(target).copied().flatten() {

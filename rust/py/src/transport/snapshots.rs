@@ -64,9 +64,12 @@ impl Relay {
         self.waits.load(Relaxed)
     }
 
-    pub fn take(&self) -> Relayed {
-        self.waits.store(false, Relaxed);
-        std::mem::take(&mut self.last.lock().unwrap_or_else(PoisonError::into_inner))
+    #[inline]
+    pub fn take(&self) -> Option<Relayed> {
+        self.waits().then(|| {
+            self.waits.store(false, Relaxed);
+            std::mem::take(&mut *self.last.lock().unwrap_or_else(PoisonError::into_inner))
+        })
     }
 }
 

@@ -39,16 +39,27 @@ def save_generators() -> dict[str, Any]:
         >>> random.random() == number
         True
     """
-    version, numbers, gauss = random.getstate()
-    state: dict[str, Any] = {"random": (version, array("I", numbers).tobytes(), gauss)}
     numpy_random, torch = loaded("numpy.random"), loaded("torch")
-    if numpy_random is not None:
-        state["numpy"] = _of_numpy(numpy_random)
-    if torch is not None and hasattr(torch, "default_generator"):
-        state["torch"] = torch.default_generator.get_state().numpy().tobytes()
-    if awaited := awaited_seeds():
-        state["awaited"] = awaited
-    return state
+    numpys = numpy_random and numpy_random.mtrand._rand
+    return _states(random, numpys, getattr(torch, "default_generator", None), awaited_seeds())
+
+
+def seeded_generators(seeds: dict[str, int]) -> dict[str, Any]:
+    """Returns the states that the global generators have after they are seeded, in the form of `save_generators`."""
+    numpy_random, torch = loaded("numpy.random"), loaded("torch")
+    numpys = numpy_random and numpy_random.RandomState(seeds.pop("numpy.random"))
+    torchs = torch and torch.Generator().manual_seed(seeds.pop("torch"))
+    return _states(random.Random(seeds.pop("random")), numpys, torchs, seeds)
+
+
+def _states(python: Any, numpys: Any, torchs: Any, seeds: dict[str, int]) -> dict[str, Any]:
+    version, numbers, gauss = python.getstate()
+    state: dict[str, Any] = {"random": (version, array("I", numbers).tobytes(), gauss)}
+    if numpys is not None:
+        state["numpy"] = _of_numpy(numpys)
+    if torchs is not None:
+        state["torch"] = torchs.get_state().numpy().tobytes()
+    return {**state, "awaited": seeds} if seeds else state
 
 
 def load_generators(state: dict[str, Any]) -> None:
@@ -89,10 +100,10 @@ def _imported(name: str) -> Any:
         return None
 
 
-def _of_numpy(numpy_random: Any) -> Any:
-    if type(numpy_random.mtrand._rand._bit_generator) is not numpy_random.MT19937:  # the program has replaced it
-        return to_plain(numpy_random.get_state(legacy=False), "NumPy's global generator")
-    _, key, position, has_gauss, gauss = numpy_random.get_state()
+def _of_numpy(generator: Any) -> Any:
+    if type(generator._bit_generator) is not sys.modules["numpy.random"].MT19937:  # the program has replaced it
+        return to_plain(generator.get_state(legacy=False), "NumPy's global generator")
+    _, key, position, has_gauss, gauss = generator.get_state()
     return key.astype("<u4").tobytes(), int(position), int(has_gauss), float(gauss)
 
 
@@ -141,9 +152,8 @@ def await_again(seeds: dict[str, int]) -> None:
     modules, seeds the generator of this module now."""
     global awaited
     awaited = seeds
-    if seeds and not sys.modules.keys().isdisjoint(seeds):
-        for name in [name for name in seeds if name in sys.modules]:
-            _seed(name, sys.modules[name])
+    for name in seeds.keys() & sys.modules.keys():
+        _seed(name, sys.modules[name])
 
 
 def awaited_seeds() -> dict[str, int]:
