@@ -26,7 +26,7 @@ NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", 
 
 
 SEARCHED = {
-    "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack",
+    "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack token",
     "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",
     "recipes/trouble": "segfault segment sigsegv oom memori kill shm",
     "guides/ranks-changed": "rank gpus resum world",
@@ -100,9 +100,8 @@ def test_the_pages_load_nothing_from_other_hosts(site: Path, pages: dict[Path, P
         for path, page in pages.items()
         for link in [*page.fetched, *(one for style in page.styles for one in style_references(style))]
     ]
-    references += [
-        (path, link) for path in site.rglob("*.css") for link in style_references(path.read_text(encoding="utf-8"))
-    ]
+    sheets = site.rglob("*.css")
+    references += [(path, link) for path in sheets for link in style_references(path.read_text(encoding="utf-8"))]
     loaded = {Path(urlsplit(link).path).name for _, link in references}
     assert {"site.css", "clipboard.min.js", "copybutton.js"} <= loaded
     foreign = [(path.name, link) for path, link in references if urlsplit(link).scheme not in ("", "data")]
@@ -125,6 +124,8 @@ def test_the_search_has_an_index_of_all_guides_and_pipes_that_needs_no_server(
         entries = [index[terms].get(word, []) for terms in ("terms", "titleterms")]
         return {names[number] for found in entries for number in ([found] if isinstance(found, int) else found)}
 
+    searched = "Resume training after a crash", "Skip broken samples", "Global shuffle", "Read Parquet", "Pack tokens"
+    assert not [title for title in searched if title not in " / ".join(index["alltitles"])]
     assert "guides/workers" in pages_with("dispatch")
     assert "guides/errors" in pages_with("hang")
     for page, words in SEARCHED.items():
