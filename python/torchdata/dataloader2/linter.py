@@ -84,9 +84,9 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
     """Finds likely mistakes in a graph that is to run in worker processes.
 
     `lint` finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter`
-    without a `shuffle` before it, and expensive functions before the filter. `lint` also finds a `mux` before
-    `.sharding_filter().batch(n)`: as `mux` mixes its inputs in a fixed pattern, the batches of each worker would have
-    another ratio of inputs.
+    without a `shuffle` before it, and expensive functions before the filter. `lint` also finds a mix in a fixed
+    pattern, such as a `mux`, or a `zip` of batches that are then flattened, before `.sharding_filter().batch(n)`. The
+    batches of each worker would have another ratio of inputs than the mix.
 
     Args:
         datapipe: the last pipe of the graph.
