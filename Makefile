@@ -110,7 +110,7 @@ $(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
 	touch $@
 
 # PyTorch is optional for the package and so it is here: without it the tests that need it are skipped, and say so.
-TORCH_INSTALL := $(PIP) install --quiet $(if $(TORCH_WHEEL),--find-links $(WHEELS) '$(patsubst torch,torch==2.13.0,$(TORCH:cpu=torch))', \
+TORCH_INSTALL = $(PIP) install --quiet $(if $(TORCH_WHEEL),--find-links $(WHEELS) '$(patsubst torch,torch==2.13.0,$(TORCH:cpu=torch))', \
   $(if $(filter cpu,$(TORCH)),--index-url $(TORCH_CPU_INDEX) torch,'$(TORCH)'))
 # Two runs of pip must not write to .venv at the same time, so this one waits for the build.
 $(STAMPS)/dev: $(STAMPS)/venv pyproject.toml | $(STAMPS)/build
@@ -268,8 +268,16 @@ stubs: setup ## Write the typed functional forms anew, after a pipe was added or
 picture: setup ## Draw docs/imports.svg anew, after imports between folders have changed
 	$(BIN)/python tools/import_picture.py
 
+# The reference of nodes and of StatefulDataLoader needs PyTorch, but not CUDA. With TORCH=none, the site lacks these pages.
+$(STAMPS)/docs: TORCH = cpu
+$(STAMPS)/docs: $(STAMPS)/venv pyproject.toml | $(STAMPS)/build
+	$(PIP) install --quiet $$($(BIN)/python -c 'import tomllib; \
+	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	$(if $(filter-out none,$(TORCH)),$(TORCH_INSTALL))
+	touch $@
+
 .PHONY: docs
-docs: setup ## Build the documentation, a site to read without a network, into target/site/
+docs: $(STAMPS)/docs ## Build the documentation, a site to read without a network, into target/site/
 	rm -rf target/site
 	$(BIN)/python tools/build_site.py target/site
 	@echo "open target/site/index.html"

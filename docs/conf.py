@@ -10,7 +10,7 @@ author = "The torchdata-rs developers"
 copyright = author
 release = torchdata.__version__.partition("+rs.")[2]
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "code_links"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "code_links"]
 exclude_patterns = ["_static"]
 
 # Markdown
@@ -31,7 +31,7 @@ nitpicky = False
 
 # Pages
 html_theme = "furo"
-html_title = "torchdata-rs"
+html_title = f"torchdata-rs {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
@@ -39,5 +39,7 @@ html_show_sourcelink = False
 html_show_copyright = False
 html_last_updated_fmt = None
 html_theme_options = {"navigation_with_keys": True}
+copybutton_selector = ":not(.highlight-text) > div.highlight > pre"  # output has no button
+copybutton_exclude = ".gp, .go"  # prompts and output are not copied
 pygments_style = "tango"
 pygments_dark_style = "monokai"

@@ -159,7 +159,7 @@ def _this_process_is_no_worker() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Builds the documentation, and fails if Sphinx emits a warning."""
-    for module in ("furo", "myst_parser", "sphinx"):
+    for module in ("furo", "myst_parser", "sphinx", "sphinx_copybutton"):
         pytest.importorskip(module, reason="it is a tool of development")
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # all workers of pytest-xdist use one folder

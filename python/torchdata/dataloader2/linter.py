@@ -84,8 +84,9 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
     """Finds likely mistakes in a graph that is to run in worker processes.
 
     `lint` finds items that several workers or no worker would yield, a `sharding_filter` without a `shuffle` before it,
-    and expensive functions before the filter. `lint` also finds a `mux` before `.sharding_filter().batch(n)`: as `mux`
-    mixes its inputs in a fixed pattern, the batches of each worker would have another ratio of inputs.
+    and expensive functions before the filter. `lint` also finds a mix in a fixed pattern before
+    `.sharding_filter().batch(n)`, such as a `mux`, or a `zip` of batches that are then flattened. The batches of each
+    worker would have another ratio of inputs than the mix.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -179,9 +180,7 @@ class _Linter:
                 )
 
     def _shuffled_after_dispatch(self) -> Iterator[Finding]:
-        if self.cut is None or self.seeded:
-            return
-        if is_shuffler(self.cut) or self._shuffled_before(self.cut):
+        if self.cut is None or self.seeded or is_shuffler(self.cut) or self._shuffled_before(self.cut):
             return
         for pipe in self.pipes:
             in_workers = id(pipe) not in self.dispatched | self.in_main
@@ -289,11 +288,13 @@ class _Linter:
                 continue
             mix, period = self._fixed_mix(pipe)
             if mix is not None and gcd(period, self.num_workers) > 1 and vars(pipe).get("_block", 1) % period:
+                where = f"directly after {_name(mix)}" if _name(mix) in _SIDE_BY_SIDE else "into each of its inputs"
                 yield Finding(
                     "mix-before-sharding",
                     f"{self._place(pipe)}: {self._place(mix)} mixes its inputs in a pattern of {period} items, and "
                     f"each worker keeps one of every {self.num_workers} items, so the batches of a worker do not have "
-                    "the ratio of the mix; put `.sharding_filter()` into each input, before the inputs are mixed",
+                    f"the ratio of the mix; put `.sharding_filter()` {where}, or pass the adapter "
+                    f"`ShardingPolicy(block={period})` to the loader",
                     pipe,
                 )
 

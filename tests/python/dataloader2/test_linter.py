@@ -239,8 +239,10 @@ def test_an_exact_mix_before_a_filter_and_a_batch_is_found_only_where_workers_ch
     [finding] = [one for one in lint(pipe.batch(4), 2) if one.kind == "mix-before-sharding"]
     assert (finding.datapipe, finding.silent) == (pipe, False)
     assert "mixes its inputs in a pattern of 4 items, and each worker keeps one of every 2 items" in str(finding)
-    assert str(finding).endswith("put `.sharding_filter()` into each input, before the inputs are mixed")
-
+    where = "into each of its inputs" if mixed is MIXES["batches in turn, unbatched"] else "directly after Zipper"
+    assert f"put `.sharding_filter()` {where}, or pass the adapter `ShardingPolicy(block=4)`" in str(finding)
+    with DataLoader2(pipe.batch(4), [ShardingPolicy(block=4)], num_workers=2) as loader:
+        assert ["".join(batch) for batch in loader] == ["AAAB"] * 8
     with DataLoader2(pipe.batch(4), num_workers=3) as loader:
         assert {tuple(sorted(batch)) for batch in loader if len(batch) == 4} == {("A", "A", "A", "B")}
     before = exact_mix("AB", lambda a, b: mixed(a.sharding_filter(), b.sharding_filter())).batch(4)

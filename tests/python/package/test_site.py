@@ -12,6 +12,7 @@ import pipe_groups
 import pipe_pictures
 import pytest
 
+import torchdata
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 
@@ -25,7 +26,7 @@ NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", 
 
 
 SEARCHED = {
-    "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack",
+    "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack token",
     "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",
     "recipes/trouble": "segfault segment sigsegv oom memori kill shm",
     "guides/ranks-changed": "rank gpus resum world",
@@ -99,10 +100,10 @@ def test_the_pages_load_nothing_from_other_hosts(site: Path, pages: dict[Path, P
         for path, page in pages.items()
         for link in [*page.fetched, *(one for style in page.styles for one in style_references(style))]
     ]
-    sheets = list(site.rglob("*.css"))
-    assert any(path.name == "site.css" for path in sheets)
+    sheets = site.rglob("*.css")
     references += [(path, link) for path in sheets for link in style_references(path.read_text(encoding="utf-8"))]
-    assert any(link.partition("?")[0].endswith(".css") for _, link in references)
+    loaded = {Path(urlsplit(link).path).name for _, link in references}
+    assert {"site.css", "clipboard.min.js", "copybutton.js"} <= loaded
     foreign = [(path.name, link) for path, link in references if urlsplit(link).scheme not in ("", "data")]
     foreign += [(path.name, link) for path, link in references if urlsplit(link).netloc]
     assert not foreign
@@ -123,6 +124,8 @@ def test_the_search_has_an_index_of_all_guides_and_pipes_that_needs_no_server(
         entries = [index[terms].get(word, []) for terms in ("terms", "titleterms")]
         return {names[number] for found in entries for number in ([found] if isinstance(found, int) else found)}
 
+    searched = "Resume training after a crash", "Skip broken samples", "Global shuffle", "Read Parquet", "Pack tokens"
+    assert not [title for title in searched if title not in " / ".join(index["alltitles"])]
     assert "guides/workers" in pages_with("dispatch")
     assert "guides/errors" in pages_with("hang")
     for page, words in SEARCHED.items():
@@ -179,8 +182,9 @@ def test_the_picture_of_a_pipe_shows_what_the_pipe_does_and_fits_a_phone(
     )
 
 
-def test_the_side_bar_leads_from_names_of_the_api_to_guides(pages: dict[Path, Page], site: Path) -> None:
+def test_the_side_bar_shows_the_version_and_leads_from_names_of_the_api_to_guides(site: Path) -> None:
     text = (site / "index.html").read_text(encoding="utf-8")
+    assert f">torchdata-rs {torchdata.__version__.partition('+rs.')[2]}</span>" in text
     entries = re.findall(r'<a class="reference internal" href="([^"]+)">([^<]+)</a>', text)
     assert ("guides/stateful.html", "StatefulDataLoader") in entries
     assert ("guides/nodes.html", "Nodes") in entries
