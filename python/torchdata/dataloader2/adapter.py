@@ -149,5 +149,9 @@ class ShardingPolicy(Adapter):
         return datapipe
 
     def adapt_reading_service(self, service: Any) -> Any:
-        """Sets the number of shards of an epoch in the reading service."""
+        """Sets the number of shards of an epoch in the reading service `service`, and returns the service.
+
+        Raises:
+            ValueError: the service cannot run shards.
+        """
         return service if self.splits is None else divided(service, self.splits)

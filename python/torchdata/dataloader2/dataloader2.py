@@ -266,12 +266,15 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 With None, an iterable is assumed to divide its items if its library does so, or if its code uses
                 `get_worker_info` and `num_workers`. If the loader wrongly assumes that an iterable divides its items,
                 workers read the same items, and an error is raised.
+            stats, stall_warning, wait_warning: the arguments of `DataLoader2` with these names.
+            of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names a
+                replacement.
 
         Returns:
             The loader.
 
         Raises:
-            TypeError: `dataset` is not a dataset, or another argument has the wrong type.
+            TypeError: `dataset` is not a dataset, or another argument is unknown or has the wrong type.
             ValueError: a numeric argument is too small, or two arguments exclude each other.
 
         Example:
@@ -539,8 +542,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return [] if processes is None else [processes]
 
     def picture(self) -> Picture:
-        """Draws the loader's processes with their counters, or the pipeline before the first epoch. See
-        `stats().picture()`."""
+        """Returns a drawing of the loader's processes with their counters; before the first epoch, a drawing of the
+        pipeline. See `stats().picture()`."""
         from torchdata._drawing.picture import Picture
 
         return Picture(self._torchdata_graph())

@@ -143,6 +143,10 @@ class Loader(ObservedLoader, Generic[T]):
 
         If a state was loaded after the latest iterator was created, returns the loaded state. The returned state never
         changes and can be pickled. Before the first iteration, the state describes the beginning of the first epoch.
+
+        Raises:
+            RuntimeError: this thread is computing an item, because a signal handler or a function of a node has called
+                `state_dict`.
         """
         if self._loaded is not None:
             return self._loaded

@@ -147,7 +147,7 @@ class ReadingServiceInterface(ABC):
         return self
 
     def runs_shards(self) -> bool:
-        """Whether the service can run several shards of an epoch."""
+        """Returns whether the service can run several shards of an epoch; False by default."""
         return False
 
     def divide_into(self, splits: int) -> None:  # noqa: B027 - optional
@@ -175,7 +175,7 @@ class ReadingServiceInterface(ABC):
         raise TypeError(f"it depends on how {type(self).__name__} shares out the items")
 
     def has_workers(self) -> bool:
-        """Whether worker processes of the main process run the graph."""
+        """Returns whether worker processes of the main process run the graph; False by default."""
         return False
 
     def rank_in_epoch(self) -> RankInEpoch | None:

@@ -110,6 +110,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             a restarted worker repeats the epoch that filled the cache. If the cached items were modified, the snapshot
             at the start of an epoch contains the cached items regardless of `snapshot_budget`.
 
+    Raises:
+        TypeError: an argument that must be an integer, a function or a bool has another type.
+        ValueError: an integer is negative, the platform lacks the start method, `on_worker_exit` or `on_timeout` has an
+            unknown value, `timeout` is not a number of seconds, or `patience` is less than `timeout`. Also raised if
+            `on_timeout="restart"` is given without `timeout`, or `patience` without `on_timeout="restart"`.
+
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -191,7 +197,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     # -- the graph ---------------------------------------------------------------------------------
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Cuts the graph, starts the processes and returns the part of the graph that stays in the main process."""
+        """Cuts the graph that ends in `datapipe`, starts the processes, and returns the last pipe of the part that
+        stays in the main process.
+
+        Raises:
+            RuntimeError: another loader uses this service.
+            ValueError: the graph cannot run in workers because it has no branch for them or several branches, there are
+                more ranks than `splits`, `num_workers="auto"` is combined with ranks, or
+                `sharding_round_robin_dispatch` requires workers.
+        """
         if self._end_datapipe is not None:
             raise RuntimeError("this reading service is in use: give each DataLoader2 its own")
         if self._num_workers == "auto":
@@ -316,7 +330,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Stores the settings of the run; see `ReadingServiceInterface.before_initialize`."""
         self._full_stats, self._resumed, self._ask_rank = full_stats, resumed, ranks
 
     def runs_shards(self) -> bool:
@@ -329,13 +342,18 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     @classmethod
     def without_workers(cls, init_fn: Any = None, reset_fn: Any = None) -> MultiProcessingReadingService:
-        """Returns a service without workers, which runs the shards of an epoch in the main process."""
+        """Returns a service without workers, which runs the shards of an epoch in the main process. `init_fn` and
+        `reset_fn` are the functions `worker_init_fn` and `worker_reset_fn` of the service."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)
 
     def count_shares(self) -> Shares:
-        """Returns the number of workers or splits. Raises TypeError if a user's function may change the graph."""
+        """Returns the number of workers or splits.
+
+        Raises:
+            TypeError: a user's function may change the graph, or the number of splits depends on the rank.
+        """
         refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
@@ -344,7 +362,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return Shares(workers=self.splits or self.num_workers)
 
     def has_workers(self) -> bool:
-        """Whether worker processes run the graph."""
+        """Returns whether worker processes run the graph."""
         return self.num_workers > 0
 
     def stats_notes(self) -> Sequence[str]:
@@ -365,7 +383,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: ResetFn | None = None
     ) -> ResetFn | None:
-        """Seeds the pipes in the main process, and starts the epoch in all processes."""
+        """Seeds the pipes in the main process from `seed_generator`, and starts the epoch in all processes, which call
+        `iter_reset_fn`. Returns None."""
         end = self._initialised()
         # drawing seeds from a copy does not change the seeds of the next epoch
         set_graph_random_seed(end, copy.copy(seed_generator))

@@ -174,6 +174,10 @@ class functional_datapipe:
             class, to MapDataPipe.
         enable_df_api_tracing: accepted for compatibility, without effect.
 
+    Raises:
+        TypeError: `name` is not a valid name of a method, or the decorated object is not a class of pipes.
+        ValueError: when the class is decorated, another class already has the functional form `name`.
+
     Example:
         >>> from torchdata.datapipes import functional_datapipe
         >>> from torchdata.datapipes.iter import IterDataPipe, IterableWrapper

@@ -113,7 +113,6 @@ class MultiNodeWeightedSampler(MultiNode[T]):
                 )
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         self._chosen = None
         if initial_state is None:
             self._epoch += self._started
@@ -137,7 +136,6 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         return _WeightedSampler(*how, initial_state=state)
 
     def next(self) -> T:
-        """Returns the next item; see `BaseNode.next`."""
         self._started, choices = True, self._choices
         while not self._is_over:
             if self._chosen is None:
@@ -164,7 +162,6 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             raise StopIteration
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         state = {
             **super().get_state(),
             self.EPOCH_KEY: self._epoch,

@@ -36,6 +36,9 @@ def state(
             because a saved state contains a copy of a dict.
         saved: whether saved states include the attribute.
 
+    Returns:
+        The declaration, which the class body assigns to the attribute.
+
     Raises:
         ValueError: `begins` is a list, a dict or another mutable value.
 
@@ -75,6 +78,9 @@ def random_state(*, lasts: bool = False) -> Any:
     Args:
         lasts: whether the random generator keeps its state from one iteration to the next. If `lasts` is False (the
             default), the pipe's `reset` must seed the random generator for each iteration.
+
+    Returns:
+        The declaration, which the class body assigns to the attribute.
 
     Example:
         >>> import random
@@ -177,7 +183,6 @@ def _state_dict(self: Any) -> dict[str, Any]:
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Sets the declared attributes to the values in `state_dict`."""
     self._load_declared(state_dict)
 
 

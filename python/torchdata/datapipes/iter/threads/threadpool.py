@@ -251,7 +251,6 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         return {"tasks": self._pool.entries(self.patience), "error": self._pool.source_error}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration begin with the saved results and items."""
         self._close_pool()
         self._restored = state_dict
 
