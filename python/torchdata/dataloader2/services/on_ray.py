@@ -64,7 +64,7 @@ class RayReadingService(MultiProcessingReadingService):
         patience: with `on_timeout="restart"`, the time limit in seconds for workers that use a processor, as reported
             by their hosts. None (the default) for `timeout`.
 
-    Examples:
+    Example:
         >>> import ray  # call `ray.init` to choose the cluster; otherwise the service joins the running one
         >>> from torchdata.dataloader2 import RayReadingService
         >>> service = RayReadingService(num_workers=4, ray_remote_args={"num_cpus": 2, "scheduling_strategy": "SPREAD"})

@@ -31,6 +31,9 @@ class SHARDING_PRIORITIES(IntEnum):
 
     The values are the same as in torch's enum, so members of both can be compared.
 
+    Args:
+        value: the integer of the member.
+
     Example:
         >>> from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
         >>> IterableWrapper(range(4)).sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)
