@@ -15,10 +15,10 @@ from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 
 PUBLIC = {
-    f"{module}.{name}": value
-    for module in [*api_reference.MODULES, iter_pipes.__name__, map_pipes.__name__]
-    for name, value in ((name, resolve_name(f"{module}.{name}")) for name in importlib.import_module(module).__all__)
-    if inspect.isclass(value) or inspect.isroutine(value)
+    f"{module.__name__}.{name}": value
+    for module in map(importlib.import_module, [*api_reference.MODULES, iter_pipes.__name__, map_pipes.__name__])
+    for name in module.__all__
+    if inspect.isclass(value := getattr(module, name)) or inspect.isroutine(value)
 }
 
 
