@@ -251,12 +251,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 read several times; a generator function; or a pipe. If a given pipe graph already has a sharding pipe,
                 the loader adds none.
             batch_size: items per batch; None, the default, yields single items without collating them.
-            shuffle: whether each epoch has a random order. An iterable is only shuffled within a buffer; see
-                `shuffle()`.
+            shuffle: whether each epoch has a random order; False by default. An iterable is only shuffled within a
+                buffer; see `shuffle()`.
             num_workers: number of worker processes; 0 (the default) reads in the main process; "auto" chooses the
                 number by the number of CPU cores.
             sampler: the indices to read, for datasets with `__getitem__`; see `sample_by` of map pipes.
-            drop_last: whether to omit a last batch that has fewer than `batch_size` items.
+            drop_last: whether to omit a last batch that has fewer than `batch_size` items; False by default.
             collate_fn: a function of a batch, or of an item if `batch_size` is None. With `collate_fn=None`, batches
                 become arrays, or tensors if PyTorch is imported.
             seed: the seed of all epochs, as for `seed()`; None draws a seed at random.

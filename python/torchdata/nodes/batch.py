@@ -98,7 +98,7 @@ class Collator(Batcher[Any]):
         source: the node to read.
         batch_size: the number of items per batch.
         collate_fn: a function of a list of items; None (the default) for `torch.utils.data.default_collate`.
-        drop_last: whether to drop a shorter last batch.
+        drop_last: whether to drop a shorter last batch; True by default.
 
     Raises:
         TypeError: `source` is not a node, `batch_size` is not an integer, or `collate_fn` is not a function.

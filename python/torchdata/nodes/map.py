@@ -190,7 +190,7 @@ class ParallelMapper(PassingNode[T]):
             these). For small items, the default of `max_concurrent` grows by one for every eight yielded items, up to
             128 times `num_workers`. Several small items are sent together.
         snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source; see
-            `Prefetcher`.
+            `Prefetcher`; 1 by default.
         prebatch: the number of items that a worker receives together; None (the default) for single items. Sending
             several items together saves time if they are small.
         on_worker_exit: what happens if a process exits. "error" (the default) raises `WorkerExitedError`. "restart"

@@ -19,12 +19,12 @@ class Shuffler(BaseNode[T]):
 
     Args:
         source_node: the node to read.
-        buffer_size: the number of items in the buffer. `Shuffler` yields an item at most `buffer_size` positions
-            earlier than the source does.
+        buffer_size: the number of items in the buffer; 1,024 by default. `Shuffler` yields an item at most
+            `buffer_size` positions earlier than the source does.
         seed: the seed of the order, which is the same in each epoch. By default (None), each epoch has another order.
-        store_buffer: whether a state contains the items in the buffer. If `store_buffer` is False, the state contains
-            the source's position at the beginning of the epoch, and all items are reread when the state is loaded. If
-            the order of the source may vary, a state always contains the buffer.
+        store_buffer: whether a state contains the items in the buffer; True by default. If `store_buffer` is False, the
+            state contains the source's position at the beginning of the epoch, and all items are reread when the state
+            is loaded. If the order of the source may vary, a state always contains the buffer.
 
     Raises:
         TypeError: `source_node` is not a node, or `buffer_size` is not an integer.

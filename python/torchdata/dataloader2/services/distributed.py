@@ -33,8 +33,8 @@ class DistributedReadingService(ReadingServiceInterface):
     of items (see `FullSync`).
 
     Args:
-        timeout: seconds after which an operation between the ranks fails. A process group or device mesh of torch may
-            be the first argument, as in `DistributedReadingService(mesh["dp"])`.
+        timeout: seconds after which an operation between the ranks fails; 1,800 by default. A process group or device
+            mesh of torch may be the first argument, as in `DistributedReadingService(mesh["dp"])`.
         process_group: the ranks that share the items: a `ProcessGroup` of torch, or a `DeviceMesh` of one dimension. By
             default, all ranks of `torch.distributed`, which must be initialized, share the items. Several data-parallel
             groups of the same size use the same seeds, so rank n of one group gets the same batches as rank n of

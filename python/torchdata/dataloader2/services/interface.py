@@ -45,7 +45,7 @@ class RankInEpoch(NamedTuple):
     Args:
         rank: the number of this rank, from 0.
         ranks: the number of ranks.
-        keeps_seeds: whether the epoch uses the same seeds as a loader without ranks.
+        keeps_seeds: whether the epoch uses the same seeds as a loader without ranks; False by default.
 
     Example:
         >>> from torchdata.dataloader2 import RankInEpoch

@@ -96,10 +96,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             the items; None for a quarter of the machine's memory. Only memory that items actually use is allocated. If
             the items exceed `memory_budget`, further items are copied, which is slower.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
-        on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
-            replaces the process that has exited. The replacement resumes from the last snapshot of the exited process.
-        on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
-            that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
+        on_worker_exit: "error" (the default) raises `WorkerExitedError` if a worker or the dispatching process exits.
+            "restart" replaces the process that has exited. The replacement resumes from the last snapshot of the exited
+            process.
+        on_timeout: "error" (the default) raises TimeoutError after `timeout` seconds without an item. "restart" kills
+            the process that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
         patience: with `on_timeout="restart"`, the timeout in seconds for processes that are busy; None (the default)
             means the value of `timeout`. A process is busy if its threads have run, or waited for a processor, for at
             least a tenth of the last `timeout / 2` seconds.

@@ -150,9 +150,9 @@ def process_reset_fn(
         datapipe: the last pipe of the graph.
         worker_info: the number of this worker, and the number of workers.
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
-        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share.
-            `distributed_shared_seed` must be True in the dispatching process, because its pipes run in no other
-            process.
+        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share; False by
+            default. `distributed_shared_seed` must be True in the dispatching process, because its pipes run in no
+            other process.
         iter_reset_fn: the reset function of the preceding reading service, for example of a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.

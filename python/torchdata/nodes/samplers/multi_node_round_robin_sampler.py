@@ -19,7 +19,7 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
         source_nodes: the nodes to read, by name.
         stop_criteria: when the epoch ends; a value of `StopCriteria`.
         tag_output: whether items contain the name of their source: a dict gets the key `"dataset_key"`, and any other
-            item becomes a dict with this key and `"data"`.
+            item becomes a dict with this key and `"data"`; False by default.
 
     Raises:
         TypeError: a source is not a node.

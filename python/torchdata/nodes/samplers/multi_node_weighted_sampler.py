@@ -44,9 +44,9 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             variable RANK.
         world_size: the number of ranks; by default (None), the world size in `torch.distributed`, or else the
             environment variable WORLD_SIZE.
-        seed: the seed of the choices.
+        seed: the seed of the choices; 0 by default.
         tag_output: whether items contain the name of their source: a dict gets the key `"dataset_key"`, and any other
-            item becomes a dict with this key and `"data"`.
+            item becomes a dict with this key and `"data"`; False by default.
 
     Raises:
         TypeError: a source is not a node, or a numeric argument is not an integer.

@@ -29,12 +29,12 @@ def state(
         begins: the value when an iteration begins; for a mutable value, a function without arguments that returns it,
             such as `list`.
         items: whether the value contains items of the pipeline; pipes in the value are then items, and not sources of
-            this pipe.
-        copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. The pipe must assign a new value instead of
-            modifying the old value, because a saved state may contain the old value. Only dicts may be modified,
-            because a saved state contains a copy of a dict.
-        saved: whether saved states include the attribute.
+            this pipe; False by default.
+        copied: whether copies and pickles of the pipe include the attribute; False by default.
+        lasts: whether the value is kept from one iteration to the next; False by default. The pipe must assign a new
+            value instead of modifying the old value, because a saved state may contain the old value. Only dicts may be
+            modified, because a saved state contains a copy of a dict.
+        saved: whether saved states include the attribute; True by default.
 
     Returns:
         The declaration, which the class body assigns to the attribute.

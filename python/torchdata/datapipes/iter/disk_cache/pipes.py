@@ -195,7 +195,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         filepath_fn: a function from the first member of a pair to the path of the file; if None (the default), the
             first member is the path.
         same_filepath_fn: whether to use the `filepath_fn` of `on_disk_cache`; False by default.
-        skip_read: ignored, because the type of the data is detected.
+        skip_read: ignored, because the type of the data is detected; False by default.
         timeout: seconds to wait for a file that another process computes, 300 by default. The pipe waits for a file
             only if nothing else is left to compute or to yield, and the computing process is alive.
 
