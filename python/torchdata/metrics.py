@@ -46,7 +46,8 @@ class PrometheusCollector:
         return list(self._families().values())
 
     def collect(self) -> Iterator[Any]:
-        """Measures the loader. The server of prometheus_client calls this method at each scrape, in its own threads."""
+        """Measures the loader, and yields the metric families. The server of prometheus_client calls this method at
+        each scrape, in its own threads."""
         with self._lock:
             measured, rank = self._measuring.measure(), self._measuring.rank
         families = self._families()

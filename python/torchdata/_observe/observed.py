@@ -30,7 +30,7 @@ class ObservedLoader:
         return self._recorder.stats(since)
 
     def diagnose(self, since: LoaderStats | None = None) -> Verdict:
-        """Describes what limits the program: loading or training, which worker, which function, and what would help.
+        """Returns what limits the program: loading or training, which worker, which function, and what would help.
 
         Args:
             since: earlier statistics of this loader, so that only later counts are included; None (the default)
@@ -39,8 +39,8 @@ class ObservedLoader:
         return self._recorder.diagnose(since, self._epochs_ended())
 
     def progress(self, **options: Any) -> ProgressBar[Any]:
-        """Iterates over an epoch and shows its progress: items per second, the completed part, and the time spent
-        waiting.
+        """Returns an iterable over an epoch that shows its progress: items per second, the completed part, and the time
+        spent waiting.
 
         `tqdm` draws the bar in terminals and notebooks. If the output is a file or a pipe, nothing is drawn.
 

@@ -115,7 +115,7 @@ class ShardingPolicy(Adapter):
     Args:
         block: the number of consecutive items per block. With blocks, `sharding_filter().batch(block)` yields the same
             batches for any number of workers; `block=None` distributes single items.
-        enable: False disables the filters, so that every worker and rank gets all items.
+        enable: False disables the filters, so that every worker and rank gets all items; True by default.
         splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker.
             With `splits`, the items, their order and the batches are the same for any number of workers, and for any
             number of ranks up to `splits`. The numbers of workers and ranks may change when an epoch resumes. A worker
@@ -149,5 +149,9 @@ class ShardingPolicy(Adapter):
         return datapipe
 
     def adapt_reading_service(self, service: Any) -> Any:
-        """Sets the number of shards of an epoch in the reading service."""
+        """Sets the number of shards of an epoch in the reading service `service`, and returns the service.
+
+        Raises:
+            ValueError: the service cannot run shards.
+        """
         return service if self.splits is None else divided(service, self.splits)

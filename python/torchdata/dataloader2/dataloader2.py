@@ -251,12 +251,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 read several times; a generator function; or a pipe. If a given pipe graph already has a sharding pipe,
                 the loader adds none.
             batch_size: items per batch; None, the default, yields single items without collating them.
-            shuffle: whether each epoch has a random order. An iterable is only shuffled within a buffer; see
-                `shuffle()`.
+            shuffle: whether each epoch has a random order; False by default. An iterable is only shuffled within a
+                buffer; see `shuffle()`.
             num_workers: number of worker processes; 0 (the default) reads in the main process; "auto" chooses the
                 number by the number of CPU cores.
             sampler: the indices to read, for datasets with `__getitem__`; see `sample_by` of map pipes.
-            drop_last: whether to omit a last batch that has fewer than `batch_size` items.
+            drop_last: whether to omit a last batch that has fewer than `batch_size` items; False by default.
             collate_fn: a function of a batch, or of an item if `batch_size` is None. With `collate_fn=None`, batches
                 become arrays, or tensors if PyTorch is imported.
             seed: the seed of all epochs, as for `seed()`; None draws a seed at random.
@@ -266,12 +266,15 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 With None, an iterable is assumed to divide its items if its library does so, or if its code uses
                 `get_worker_info` and `num_workers`. If the loader wrongly assumes that an iterable divides its items,
                 workers read the same items, and an error is raised.
+            stats, stall_warning, wait_warning: the arguments of `DataLoader2` with these names.
+            of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names a
+                replacement.
 
         Returns:
             The loader.
 
         Raises:
-            TypeError: `dataset` is not a dataset, or another argument has the wrong type.
+            TypeError: `dataset` is not a dataset, or another argument is unknown or has the wrong type.
             ValueError: a numeric argument is too small, or two arguments exclude each other.
 
         Example:
@@ -539,8 +542,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         return [] if processes is None else [processes]
 
     def picture(self) -> Picture:
-        """Draws the loader's processes with their counters, or the pipeline before the first epoch. See
-        `stats().picture()`."""
+        """Returns a drawing of the loader's processes with their counters; before the first epoch, a drawing of the
+        pipeline. See `stats().picture()`."""
         from torchdata._drawing.picture import Picture
 
         return Picture(self._torchdata_graph())

@@ -43,7 +43,7 @@ __all__ = [
 class PrototypeMultiProcessingReadingService(ReadingServiceInterface):
     """The former name of `MultiProcessingReadingService`. Creates this service, and issues a `FutureWarning`.
 
-    Examples:
+    Example:
         >>> import warnings
         >>> from torchdata.dataloader2.reading_service import PrototypeMultiProcessingReadingService
         >>> with warnings.catch_warnings():

@@ -257,14 +257,23 @@ class _CommonPipe:
 
     @classmethod
     def set_getstate_hook(cls, hook_fn: Callable[[Any], Any] | None) -> None:
-        """Installs a function that converts a pipe's attributes to its pickled state; None removes the function."""
+        """Installs `hook_fn`, a function that converts a pipe's attributes to its pickled state; None removes the
+        function.
+
+        Raises:
+            RuntimeError: another function is installed.
+        """
         if cls.getstate_hook is not None and hook_fn is not None:
             raise RuntimeError("Attempt to override existing getstate_hook")
         cls.getstate_hook = staticmethod(hook_fn) if hook_fn is not None else None
 
     @classmethod
     def set_reduce_ex_hook(cls, hook_fn: Callable[[Any], Any] | None) -> None:
-        """Installs a function that replaces `__reduce_ex__` of pipes; None removes the function."""
+        """Installs `hook_fn`, a function that replaces `__reduce_ex__` of pipes; None removes the function.
+
+        Raises:
+            RuntimeError: another function is installed.
+        """
         if cls.reduce_ex_hook is not None and hook_fn is not None:
             raise RuntimeError("Attempt to override existing reduce_ex_hook")
         cls.reduce_ex_hook = staticmethod(hook_fn) if hook_fn is not None else None
@@ -312,10 +321,14 @@ class IterDataPipe(IterForms[T_co], _CommonPipe, PipeHooks, Generic[T_co], metac
     Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)` calls
     `reset()`, returns a guarded iterator and invalidates earlier iterators.
 
-    A subclass that defines `state_dict()` and `load_state_dict()` is restored by these methods. Without `state_dict`, a
-    resumed pipe is replayed: it starts from the beginning and drops items up to the saved position. A subclass should
-    keep its iteration state in attributes that `reset()` initializes, and its `__iter__` should continue from these
-    attributes.
+    A subclass that defines `state_dict()` and `load_state_dict()` is restored by these methods. `state_dict()` returns
+    the position of the pipe, without the positions of its sources. `load_state_dict(state_dict)` makes the next
+    iteration resume from such a position. Most pipes of this package have both methods, which loaders call. To save the
+    positions of all pipes of a graph yourself, use `torchdata.datapipes.state.save_state`.
+
+    Without `state_dict`, a resumed pipe is replayed: it starts from the beginning and drops items up to the saved
+    position. A subclass should keep its iteration state in attributes that `reset()` initializes, and its `__iter__`
+    should continue from these attributes.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -425,7 +438,7 @@ class DataChunk(list[T]):
         return list(self)
 
     def as_str(self, indent: str = "") -> str:
-        """Returns the members as text: in brackets, each converted by `str`."""
+        """Returns `indent` followed by the members as text: in brackets, each converted by `str`."""
         return indent + "[" + ", ".join(map(str, self)) + "]"
 
     def raw_iterator(self) -> Iterator[T]:

@@ -75,7 +75,13 @@ __all__ = [
 
 
 def standing_still(pipes: list[Any]) -> AbstractContextManager[object]:
-    """Returns a context within which the read-ahead threads of `pipes` are paused.
+    """Returns a context within which the read-ahead threads of pipes are paused.
+
+    Args:
+        pipes: the pipes of a graph, with sources before their readers.
+
+    Raises:
+        TimeoutError: when the context is entered, a thread is busy with one item for too long.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -167,6 +173,12 @@ def fingerprint(datapipe: Any) -> Fingerprint:
 
     `save_state` stores this fingerprint in the state under `"graph"`. `load_state` compares the fingerprint in the
     state with the fingerprint of the graph, and rejects a state of another graph.
+
+    Args:
+        datapipe: the last pipe of the graph, or the graph.
+
+    Returns:
+        A list with a dict for each pipe.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -358,6 +370,9 @@ def is_one_to_one(datapipe: Any) -> bool:
 
     A subclass that overrides `__iter__` must declare `one_to_one` again.
 
+    Args:
+        datapipe: the pipe.
+
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> from torchdata.datapipes.state import is_one_to_one
@@ -424,6 +439,10 @@ def _require_same_pipes(graph: Graph, entries: Sequence[PipeEntry]) -> None:
 
 def set_strictness(datapipe: Any, is_strict: bool) -> None:
     """Sets whether sources of the graph compare reread items with the original items.
+
+    Args:
+        datapipe: the last pipe of the graph, or the graph.
+        is_strict: whether the sources compare reread items, and raise an error if an item differs.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

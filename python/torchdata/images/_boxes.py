@@ -97,8 +97,9 @@ def center_crop(width: int, height: int, share: float = 0.875, ratio: float = 1.
     Args:
         width: the width of the uncropped image in pixels.
         height: the height of the uncropped image in pixels.
-        share: the size of the crop along each axis, as a fraction of the largest box with the given ratio.
-        ratio: the ratio of width to height.
+        share: the size of the crop along each axis, as a fraction of the largest box with the given ratio; 0.875 by
+            default.
+        ratio: the ratio of width to height; 1 by default.
 
     Returns:
         (left, top, right, bottom) in pixels.

@@ -108,17 +108,18 @@ def decode(
             result has the size of the crop.
         crop: the part of the image to use, (left, top, right, bottom) in pixels before resizing; or a function of width
             and height that returns this part. If `crop` is None (the default), the whole image is used.
-        flip: whether to mirror the image horizontally.
+        flip: whether to mirror the image horizontally; False by default.
         mode: the channels: "RGB" (the default), "L" (gray), "RGBA", or "I;16" (16-bit gray images). "RGB" and "L" drop
             transparency, as Pillow's `convert` does.
         layout: "HWC" (the default) for height, width, channels; "CHW" for channels first.
         scale: "fast" decodes JPEG images at a half, a quarter or an eighth of their size, if the reduced image is not
             smaller than the result.
-        resample: "bilinear", "hamming", "bicubic", "lanczos", "box" or "nearest", with antialiasing, as in Pillow.
-            "bilinear" and "hamming" are faster, because the native extension implements them.
-        exif: whether to rotate the image upright according to EXIF. `crop` refers to the upright image.
+        resample: "bilinear" (the default), "hamming", "bicubic", "lanczos", "box" or "nearest", with antialiasing, as
+            in Pillow. "bilinear" and "hamming" are faster, because the native extension implements them.
+        exif: whether to rotate the image upright according to EXIF; False by default. `crop` refers to the upright
+            image.
         truncated: "keep" returns the available part of a truncated image instead of raising an error.
-        as_tensor: whether the result is a torch tensor.
+        as_tensor: whether the result is a torch tensor; False by default.
 
     Returns:
         An array (or tensor) with three axes, of uint8, or of uint16 for "I;16".

@@ -318,7 +318,8 @@ class ThreadedNode(PassingNode[T]):
         raise NotImplementedError(f"{type(self).__name__} must define _begin")
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Ends the threads from before the reset, and starts threads that read ahead from the new position.
+        """Ends the threads from before the reset, and starts threads that read ahead from the new position:
+        `initial_state`, or the beginning of an epoch.
 
         If the last epoch is not over, the source is first read up to the limit for reading ahead, so that its state
         does not depend on timing.
@@ -331,7 +332,11 @@ class ThreadedNode(PassingNode[T]):
         super().reset(initial_state)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position. A resumed node rereads items that were read ahead."""
+        """Returns the position. A resumed node rereads items that were read ahead.
+
+        Raises:
+            RuntimeError: the last `reset` has failed.
+        """
         if self._run is None:
             raise RuntimeError(f"{self._called} has no state: its last reset() has failed; reset it")
         return self._run.state()

@@ -169,7 +169,12 @@ class IteratingNode(BaseNode[T]):
     # -- items --------------------------------------------------------------------------------------
 
     def next(self) -> T:
-        """Returns the next item. Raises ValueError if the iterable ends before the position in the loaded state."""
+        """Returns the next item.
+
+        Raises:
+            StopIteration: all items have been returned.
+            ValueError: the iterable ends before the position in the loaded state.
+        """
         if not self._started or self._to_drop:
             if self._stream is None:
                 self._advance()
@@ -294,7 +299,7 @@ class IterableWrapper(IteratingNode[T]):
             self._stateful, self._is_exact = iterable, isinstance(iterable, ObservedLoader)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`.
+        """Moves the node to the beginning of an epoch, or to the position `initial_state`; see `BaseNode.reset`.
 
         Raises:
             TypeError: the state was saved within an epoch, and the iterable is a set without a fixed order.
@@ -313,7 +318,6 @@ class IterableWrapper(IteratingNode[T]):
         super().reset(initial_state)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         state = super().get_state()
         if isinstance(self._stateful, PipePosition):
             self._saved = state
@@ -323,7 +327,7 @@ class IterableWrapper(IteratingNode[T]):
         return not isinstance(self._stateful, PipePosition) or self._stateful.is_repeatable()
 
     def shutdown(self) -> None:
-        """See `BaseNode.shutdown`. `IterableWrapper` also ends the threads of its pipe."""
+        """Ends the threads of the pipe that the node reads; see `BaseNode.shutdown`."""
         if isinstance(self._stateful, PipePosition):
             self._stateful.shutdown()
 
@@ -377,11 +381,6 @@ class SamplerWrapper(IteratingNode[T]):
             self._stateful = sampler
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`.
-
-        Raises:
-            ValueError: a field of the state is missing or out of range.
-        """
         if initial_state is None:
             if self._started:
                 # One statement sets both attributes, because a KeyboardInterrupt between two statements could make
@@ -401,7 +400,6 @@ class SamplerWrapper(IteratingNode[T]):
             self.sampler.set_epoch(self.epoch)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         state = {**super().get_state(), self.EPOCH_KEY: self.epoch, self.STARTED_KEY: self._started}
         if is_stateful(self.epoch_updater):
             state[self.UPDATER_KEY] = self.epoch_updater.state_dict()
@@ -413,7 +411,7 @@ class SamplerWrapper(IteratingNode[T]):
 
 
 def MapStyleWrapper(map_dataset: Mapping[Any, T], sampler: Sampler[Any], **parallel_mapper_kwargs: Any) -> BaseNode[T]:
-    """Creates a node from an indexable dataset, and a sampler of its indices.
+    """Returns a node that yields the items of an indexable dataset, in the order of a sampler of its indices.
 
     The result is a `ParallelMapper` over a `SamplerWrapper`, by default without workers.
 

@@ -104,7 +104,7 @@ class BaseNode(Iterator[T]):
 
         Raises:
             StopIteration: all items have been returned.
-            RuntimeError: the node was never reset.
+            RuntimeError: the node was never reset, or a user function raised StopIteration.
         """
         raise NotImplementedError(f"{type(self).__name__} must define next()")
 
@@ -112,7 +112,11 @@ class BaseNode(Iterator[T]):
         """Moves the node to the beginning of an epoch, or to a saved position. Subclasses reset their sources here.
 
         Args:
-            initial_state: a result of `state_dict()`; None for the beginning.
+            initial_state: a result of `state_dict()`; None (the default) for the beginning.
+
+        Raises:
+            NotImplementedError: the subclass did not call `super().__init__()`.
+            ValueError: the state is damaged, or belongs to another kind of node.
         """
         self.__require_init()
         self.__initialized = True

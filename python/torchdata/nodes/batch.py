@@ -52,14 +52,12 @@ class Batcher(BaseNode[list[T]]):
         self.drop_last = drop_last
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("Batcher", initial_state)
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         self._partial = fields.list_of(self.PARTIAL_KEY)
         super().reset(initial_state)
 
     def next(self) -> list[T]:
-        """Returns the next item; see `BaseNode.next`."""
         batch: list[T] = []
         if self._partial:
             batch, self._partial = list(self._partial), []
@@ -76,7 +74,6 @@ class Batcher(BaseNode[list[T]]):
         return batch
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         state = {self.SOURCE_KEY: self.source.state_dict()}
         if self._partial:
             state[self.PARTIAL_KEY] = list(self._partial)
@@ -101,7 +98,7 @@ class Collator(Batcher[Any]):
         source: the node to read.
         batch_size: the number of items per batch.
         collate_fn: a function of a list of items; None (the default) for `torch.utils.data.default_collate`.
-        drop_last: whether to drop a shorter last batch.
+        drop_last: whether to drop a shorter last batch; True by default.
 
     Raises:
         TypeError: `source` is not a node, `batch_size` is not an integer, or `collate_fn` is not a function.
@@ -126,7 +123,6 @@ class Collator(Batcher[Any]):
         check_callable("Collator", "collate_fn", self.collate_fn)
 
     def next(self) -> Any:
-        """Returns the next item; see `BaseNode.next`."""
         batch = super().next()
         try:
             return self.collate_fn(batch)
@@ -183,7 +179,6 @@ class Unbatcher(BaseNode[T]):
         self.source = check_node("Unbatcher", "source", source)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
             # If the loaded position was not used before a new epoch begins, the batch at this position is read first,
             # because the source's new epoch may depend on the source's position.
@@ -201,7 +196,6 @@ class Unbatcher(BaseNode[T]):
         super().reset(initial_state)
 
     def next(self) -> T:
-        """Returns the next item; see `BaseNode.next`."""
         if self._index == self._length:
             self._read_batch()
         item: T = self._batch[self._index]
@@ -233,7 +227,6 @@ class Unbatcher(BaseNode[T]):
                 )
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         if self._is_new:
             self._length, self._is_new = len(self._batch), False
         if self._index < self._length and self._before is None:

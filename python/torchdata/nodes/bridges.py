@@ -17,8 +17,9 @@ __all__ = ["from_pipe", "to_pipe"]
 
 
 def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper[T]:
-    """Creates a node from a pipe. The state of the node is the exact state of the pipe's graph, including the buffers
-    and generators of the pipes. As with all nodes, the state does not contain the global random generators.
+    """Returns a node that yields the items of a pipe. The state of the node is the exact state of the pipe's graph,
+    including the buffers and generators of the pipes. As with all nodes, the state does not contain the global random
+    generators.
 
     A saved state is copied. Copies of a large state, for example of a shuffle with many items, slow down a
     `ParallelMapper` or `Prefetcher` that reads this node. To reduce the number of copies, set `snapshot_frequency` of
@@ -89,7 +90,7 @@ class NodePipe(IterDataPipe[T]):
             self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the node's state. A node that was never read is first reset to its beginning."""
+        # A node that was never read is first reset to its beginning.
         if self._restored is None and not self._begun:
             self.source_node.reset(None)
             self._begun = self._began_for_state = True
@@ -106,7 +107,8 @@ class NodePipe(IterDataPipe[T]):
 
 
 def to_pipe(node: BaseNode[T]) -> IterDataPipe[T]:
-    """Creates a pipe from a node. The state of the pipe's graph includes the state of the node's graph.
+    """Returns a pipe that yields the items of a node. The state of the pipe's graph includes the state of the node's
+    graph.
 
     Args:
         node: the last node of a graph.

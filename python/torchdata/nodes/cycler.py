@@ -45,7 +45,6 @@ class Cycler(BaseNode[T]):
         self.max_cycles = None if max_cycles is None else check_int("Cycler", "max_cycles", max_cycles, least=1)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("Cycler", initial_state)
         most = sys.maxsize if self.max_cycles is None else self.max_cycles - 1
         self._num_cycles = fields.integer(self.NUM_CYCLES_KEY, least=0, most=most)
@@ -54,7 +53,6 @@ class Cycler(BaseNode[T]):
         super().reset(initial_state)
 
     def next(self) -> T:
-        """Returns the next item; see `BaseNode.next`."""
         if self._ended:
             raise StopIteration
         if not self._must_turn:
@@ -80,7 +78,6 @@ class Cycler(BaseNode[T]):
         self._num_cycles, self._must_turn = self._num_cycles + 1, False
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         if self._must_turn:
             self._turn()
         state = {self.SOURCE_KEY: self.source_node.state_dict(), self.NUM_CYCLES_KEY: self._num_cycles}

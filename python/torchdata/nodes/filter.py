@@ -43,7 +43,6 @@ class Filter(BaseNode[T]):
         self.filter_fn = filter_fn
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("Filter", initial_state)
         self._num_filtered = fields.integer(self.NUM_FILTERED_KEY, least=0)
         self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
@@ -53,7 +52,6 @@ class Filter(BaseNode[T]):
         super().reset(initial_state)
 
     def next(self) -> T:
-        """Returns the next item; see `BaseNode.next`."""
         advance, wants = self._advance, self.filter_fn
         while True:
             item: T = advance()
@@ -72,7 +70,7 @@ class Filter(BaseNode[T]):
             self._num_filtered += 1
 
     def get_state(self) -> dict[str, Any]:
-        """See `BaseNode.get_state`. The state includes how many items the filter has dropped and yielded."""
+        """Returns the position, which includes the numbers of items that the filter has dropped and yielded."""
         state = {
             self.SOURCE_KEY: self.source.state_dict(),
             self.NUM_FILTERED_KEY: self._num_filtered,

@@ -39,14 +39,12 @@ class Header(BaseNode[T]):
         self.n = check_int("Header", "n", n, least=0)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("Header", initial_state)
         self._num_yielded = fields.integer(self.NUM_YIELDED_KEY, least=0, most=self.n)
         self._advance = fields.reset(self.source_node, self.SOURCE_KEY)
         super().reset(initial_state)
 
     def next(self) -> T:
-        """Returns the next item; see `BaseNode.next`."""
         if self._num_yielded >= self.n:
             raise StopIteration
         item: T = self._advance()
@@ -54,7 +52,6 @@ class Header(BaseNode[T]):
         return item
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         return {self.SOURCE_KEY: self.source_node.state_dict(), self.NUM_YIELDED_KEY: self._num_yielded}
 
     def __len__(self) -> int:

@@ -50,9 +50,9 @@ class Loader(ObservedLoader, Generic[T]):
             state from an epoch's end yields nothing.
         stats: "counts" only counts the items that the loader yields. "full" also measures the time of each node. With
             `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set.
-        wait_warning: the fraction of an epoch that the program may wait for the loader; None disables the warning. A
-            warning is issued if the program waits for more than the fraction `wait_warning` of an epoch of at least 10
-            seconds.
+        wait_warning: the fraction of an epoch that the program may wait for the loader; None disables the warning; 0.3
+            by default. A warning is issued if the program waits for more than the fraction `wait_warning` of an epoch
+            of at least 10 seconds.
 
     Raises:
         TypeError: `root` is not a node.
@@ -143,6 +143,10 @@ class Loader(ObservedLoader, Generic[T]):
 
         If a state was loaded after the latest iterator was created, returns the loaded state. The returned state never
         changes and can be pickled. Before the first iteration, the state describes the beginning of the first epoch.
+
+        Raises:
+            RuntimeError: this thread is computing an item, because a signal handler or a function of a node has called
+                `state_dict`.
         """
         if self._loaded is not None:
             return self._loaded

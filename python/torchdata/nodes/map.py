@@ -190,7 +190,7 @@ class ParallelMapper(PassingNode[T]):
             these). For small items, the default of `max_concurrent` grows by one for every eight yielded items, up to
             128 times `num_workers`. Several small items are sent together.
         snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source; see
-            `Prefetcher`.
+            `Prefetcher`; 1 by default.
         prebatch: the number of items that a worker receives together; None (the default) for single items. Sending
             several items together saves time if they are small.
         on_worker_exit: what happens if a process exits. "error" (the default) raises `WorkerExitedError`. "restart"
@@ -274,7 +274,8 @@ class ParallelMapper(PassingNode[T]):
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`. Threads of the previous run end after their current function calls.
+        """Moves the node to the beginning of an epoch, or to the position `initial_state`; see `BaseNode.reset`.
+        Threads of the previous run end after their current function calls.
 
         Raises:
             TimeoutError: the source took more than a minute for one item.
@@ -286,11 +287,10 @@ class ParallelMapper(PassingNode[T]):
         super().reset(initial_state)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         return {self.IT_STATE_KEY: self._it.state_dict()}
 
     def shutdown(self) -> None:
-        """See `BaseNode.shutdown`. Waits a few seconds for function calls that are running in threads."""
+        """Ends all threads and processes. Waits a few seconds for function calls that are running in threads."""
         self._it.shutdown()
 
     def __len__(self) -> int:
@@ -303,7 +303,8 @@ class ParallelMapper(PassingNode[T]):
 
 
 def Mapper(source: BaseNode[X], map_fn: Callable[[X], T]) -> ParallelMapper[T]:
-    """Calls a function with each item in the thread that reads the node, as a `ParallelMapper` without workers does.
+    """Returns a node that calls a function with each item in the thread that reads the node, like a `ParallelMapper`
+    without workers.
 
     Args:
         source: the node to read.

@@ -24,7 +24,7 @@ class PinMemory(ThreadedNode[T]):
             this thread.
         pin_memory_device: the CUDA device for the pinned memory, such as `"cuda:1"`; empty (the default) for the
             current device when the node is created.
-        snapshot_frequency: the number of items between saved states of the source; see `Prefetcher`.
+        snapshot_frequency: the number of items between saved states of the source; see `Prefetcher`; 1 by default.
 
     Raises:
         TypeError: `source` is not a node, or `pin_memory_device` is not a string.

@@ -19,12 +19,12 @@ class Shuffler(BaseNode[T]):
 
     Args:
         source_node: the node to read.
-        buffer_size: the number of items in the buffer. `Shuffler` yields an item at most `buffer_size` positions
-            earlier than the source does.
+        buffer_size: the number of items in the buffer; 1,024 by default. `Shuffler` yields an item at most
+            `buffer_size` positions earlier than the source does.
         seed: the seed of the order, which is the same in each epoch. By default (None), each epoch has another order.
-        store_buffer: whether a state contains the items in the buffer. If `store_buffer` is False, the state contains
-            the source's position at the beginning of the epoch, and all items are reread when the state is loaded. If
-            the order of the source may vary, a state always contains the buffer.
+        store_buffer: whether a state contains the items in the buffer; True by default. If `store_buffer` is False, the
+            state contains the source's position at the beginning of the epoch, and all items are reread when the state
+            is loaded. If the order of the source may vary, a state always contains the buffer.
 
     Raises:
         TypeError: `source_node` is not a node, or `buffer_size` is not an integer.
@@ -61,7 +61,7 @@ class Shuffler(BaseNode[T]):
         self.store_buffer = store_buffer
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`.
+        """Moves the node to the beginning of an epoch, or to the position `initial_state`; see `BaseNode.reset`.
 
         Raises:
             ValueError: a field of the state is missing or out of range, or belongs to another `buffer_size`.
@@ -104,7 +104,11 @@ class Shuffler(BaseNode[T]):
             raise fields.wrong(self.RNG_STATE_KEY, "must be a state of random.Random") from None
 
     def next(self) -> T:
-        """See `BaseNode.next`. If the source raises an error, the items in the buffer are kept for the next calls."""
+        """Returns the next item. If the source raises an error, the items in the buffer are kept for the next calls.
+
+        Raises:
+            StopIteration: all items have been returned.
+        """
         buffer, size = self._buffer, self.buffer_size
         if not self._ended:
             try:
@@ -127,7 +131,6 @@ class Shuffler(BaseNode[T]):
         return item
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         state: dict[str, Any] = {
             self.BUFFER_SIZE_KEY: self.buffer_size,
             self.NUM_YIELDED_KEY: self._num_yielded,

@@ -31,7 +31,7 @@ class RandomSampler(torch.utils.data.RandomSampler):
 
     Args:
         data_source: the dataset to sample from; only its length is used.
-        replacement: whether an index may be drawn more than once.
+        replacement: whether an index may be drawn more than once; False by default.
         num_samples: the number of indices per epoch; by default (None), the length of `data_source`.
         generator: the generator to draw from. By default (None), each epoch creates a generator that is seeded from
             PyTorch's global generator.
@@ -277,8 +277,8 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         dataset: the dataset to sample from.
         num_replicas: the number of ranks; by default (None), the world size in `torch.distributed`.
         rank: the rank of this process; by default (None), the rank in `torch.distributed`.
-        shuffle: whether the order is random.
-        seed: the seed, which must be the same on all ranks.
+        shuffle: whether the order is random; True by default.
+        seed: the seed, which must be the same on all ranks; 0 by default.
         drop_last: whether to drop indices, so that all ranks get the same number of indices. With `drop_last=False`,
             some indices are repeated, so that all ranks get the same number of indices.
 

@@ -66,48 +66,48 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
     Args:
         dataset: a map-style or iterable dataset.
-        batch_size: the number of samples per batch; None returns single samples.
+        batch_size: the number of samples per batch; None returns single samples; 1 by default.
         shuffle: whether to read a map-style dataset in random order.
         sampler: an iterable of indices, instead of `shuffle`. If the sampler is a set, its indices are sorted, because
             different processes may iterate over a set in different orders.
         batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: the number of worker processes; 0 reads in the main process.
         collate_fn: a function that turns a list of samples into a batch.
-        pin_memory: whether to copy batches to pinned memory. If there are workers, a separate thread copies the
-            batches.
-        drop_last: whether to drop a shorter last batch.
+        pin_memory: whether to copy batches to pinned memory; False by default. If there are workers, a separate thread
+            copies the batches.
+        drop_last: whether to drop a shorter last batch; False by default.
         timeout: the maximum number of seconds to wait for a batch from a worker; 0 for no limit.
         worker_init_fn: a function that is called in each worker with the worker's number, after the random generators
             were seeded.
         multiprocessing_context: the start method of workers, or a multiprocessing context.
         generator: the generator for the order and the worker seeds; None for PyTorch's global generator.
         prefetch_factor: the number of batches that each worker may read ahead; 2 by default.
-        persistent_workers: whether to keep the workers between epochs.
+        persistent_workers: whether to keep the workers between epochs; False by default.
         pin_memory_device: deprecated by PyTorch.
-        in_order: whether batches are returned in the order of their indices. With `in_order=False`, batches are
-            returned as soon as they are ready.
-        snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is exact even
-            between two snapshots, because a resumed loader rereads and drops the batches after the snapshot. Snapshots
-            that take long are taken less often.
-        on_worker_exit: what happens if a worker process exits. "error" raises `WorkerExitedError`. "restart" replaces
-            the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and the order does not
-            change. The replacement rereads the batches after the last snapshot of the exited worker. The third
-            consecutive exit at the same batch always raises `WorkerExitedError`.
-        on_timeout: what happens if no batch arrives within `timeout` seconds. "error" raises `WorkerTimeoutError`,
-            which is also PyTorch's `RuntimeError`. "restart" kills and replaces the worker as with
-            `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. "restart" does
-            not cover workers that exit for other reasons. Each kill at the same batch doubles the time limit for that
-            batch. The time limit for a worker's first batch is at least a minute.
+        in_order: whether batches are returned in the order of their indices; True by default. With `in_order=False`,
+            batches are returned as soon as they are ready.
+        snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers; 1 by default. A state
+            is exact even between two snapshots, because a resumed loader rereads and drops the batches after the
+            snapshot. Snapshots that take long are taken less often.
+        on_worker_exit: what happens if a worker process exits. "error" (the default) raises `WorkerExitedError`.
+            "restart" replaces the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and
+            the order does not change. The replacement rereads the batches after the last snapshot of the exited worker.
+            The third consecutive exit at the same batch always raises `WorkerExitedError`.
+        on_timeout: what happens if no batch arrives within `timeout` seconds. "error" (the default) raises
+            `WorkerTimeoutError`, which is also PyTorch's `RuntimeError`. "restart" kills and replaces the worker as
+            with `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. "restart"
+            does not cover workers that exit for other reasons. Each kill at the same batch doubles the time limit for
+            that batch. The time limit for a worker's first batch is at least a minute.
         patience: with `on_timeout="restart"`, the time limit for busy workers in seconds, instead of `timeout`. A
             worker is busy if its threads have run, or waited for a processor, for at least a tenth of the last
             `timeout / 2` seconds. With `patience=None`, `timeout` applies to all workers.
-        on_error: what happens if `dataset[index]` or `__getitems__` raises an exception. With "raise", the exception is
-            raised, and the batch is lost. With "skip", the sample is omitted, so the batch becomes shorter; empty
-            batches are not returned. If `__getitems__` raises, `__getitems__` is called again for each index of the
-            batch. If `__next__` of an iterable dataset's iterator raises, `__next__` is called again. A generator ends
-            when it raises an exception, so `on_error="skip"` does not accept datasets with a generator function
-            `__iter__`. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`, `SystemExit` and worker exits
-            are never skipped. The state contains the number of skipped samples per kind of exception, and a
+        on_error: what happens if `dataset[index]` or `__getitems__` raises an exception. With "raise" (the default),
+            the exception is raised, and the batch is lost. With "skip", the sample is omitted, so the batch becomes
+            shorter; empty batches are not returned. If `__getitems__` raises, `__getitems__` is called again for each
+            index of the batch. If `__next__` of an iterable dataset's iterator raises, `__next__` is called again. A
+            generator ends when it raises an exception, so `on_error="skip"` does not accept datasets with a generator
+            function `__iter__`. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`, `SystemExit` and worker
+            exits are never skipped. The state contains the number of skipped samples per kind of exception, and a
             `RuntimeWarning` reports these numbers after an epoch.
         error_limit: the number (or, as a float, the fraction) of samples that all workers together may skip per epoch
             before `TooManySkipped` is raised; None for no limit. A fraction is not checked before the 100th sample,
@@ -120,10 +120,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         stats: how often batches are timed. "counts" times a few batches, which costs less than 1 % of the time; "full"
             times every batch. With `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it
             is not set. See `stats()`.
-        wait_warning: the fraction of an epoch that the program may spend waiting for batches. If the program waits for
-            more than the fraction `wait_warning` of an epoch of at least 10 seconds, a `RuntimeWarning` is issued once.
-            The warning names the slow function with its file and line. `wait_warning=None` or the environment variable
-            `TORCHDATA_WAIT_WARNING=0` disables the `RuntimeWarning`.
+        wait_warning: the fraction of an epoch that the program may spend waiting for batches; 0.3 by default. If the
+            program waits for more than the fraction `wait_warning` of an epoch of at least 10 seconds, a
+            `RuntimeWarning` is issued once. The warning names the slow function with its file and line.
+            `wait_warning=None` or the environment variable `TORCHDATA_WAIT_WARNING=0` disables the `RuntimeWarning`.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
         TypeError: `multiprocessing_context` is not valid, or `error_limit` is not a number.
@@ -329,8 +329,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.
             strict: whether the next loop raises `ValueError` if the order differs, or if reread items of an iterable
-                dataset or a sampler differ from the saved run. With `strict=False`, the loop skips the saved number of
-                batches without a check, so samples may be repeated or missing.
+                dataset or a sampler differ from the saved run; True by default. With `strict=False`, the loop skips the
+                saved number of batches without a check, so samples may be repeated or missing.
 
         Raises:
             TypeError: `state_dict` is not a dict.

@@ -1,11 +1,11 @@
-"""The API reference builds without warnings. The reference contains every public pipe with an example."""
+"""The API reference builds without warnings. The reference contains every public object with an example."""
 
 import html
 import importlib
 import inspect
-import pkgutil
 import re
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import api_reference
@@ -14,31 +14,34 @@ import pytest
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 
-PIPES = [
-    (module, name)
-    for module, base in ((iter_pipes, iter_pipes.IterDataPipe), (map_pipes, map_pipes.MapDataPipe))
+PUBLIC = {
+    f"{module.__name__}.{name}": value
+    for module in map(importlib.import_module, [*api_reference.MODULES, iter_pipes.__name__, map_pipes.__name__])
     for name in module.__all__
-    # `torchdata.datapipes.map` also exports the iterable-style Shuffler, so iterable-style pipes are allowed there.
-    if isinstance(getattr(module, name), type) and issubclass(getattr(module, name), (base, iter_pipes.IterDataPipe))
-]
-
-each_pipe = pytest.mark.parametrize(
-    ("module", "name"), PIPES, ids=[f"{module.__name__.rpartition('.')[2]}.{name}" for module, name in PIPES]
-)
+    if inspect.isclass(value := getattr(module, name)) or inspect.isroutine(value)
+}
 
 
-@each_pipe
-def test_the_docstring_of_a_pipe_says_what_it_does_and_shows_an_example(module: Any, name: str) -> None:
-    cls = getattr(module, name)
-    text = cls.__dict__.get("__doc__") or ""
-    summary, _, rest = inspect.cleandoc(text).partition("\n")
+def parameters_of(value: Any) -> list[str]:
+    if inspect.isroutine(value):
+        return [*inspect.signature(value).parameters]
+    own = next(vars(base) for base in value.__mro__ if {"__new__", "__init__"} & vars(base).keys())
+    return [*inspect.signature(own.get("__new__") or own["__init__"]).parameters][1:]
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_docstring_says_what_the_object_does_names_its_parameters_and_shows_an_example(name: str) -> None:
+    value = PUBLIC[name]
+    summary, _, rest = inspect.cleandoc(value.__doc__ or "").partition("\n")
     assert summary.strip(), f"{name} has no docstring of its own"
     assert re.search(r"^Example:\n    >>> ", rest, re.M), f"the docstring of {name} has no `Example:` with `>>>`"
-    own = [vars(base) for base in cls.__mro__ if {"__new__", "__init__"} & vars(base).keys()]
-    constructor = own[0].get("__new__") or own[0]["__init__"]
-    parameters = [p for p in list(inspect.signature(constructor).parameters)[1:] if p not in ("args", "kwargs")]
     section = rest.partition("Args:\n")[2]
+    parameters = [p for p in parameters_of(value) if p not in ("args", "kwargs")]
     missing = [p for p in parameters if not re.search(rf"^    (?! )[^:]*\b{p}\b[^:]*:", section, re.M)]
+    for key, method in vars(value).items() if inspect.isclass(value) else ():
+        if inspect.isfunction(method) and method.__doc__ and not key.startswith("_"):
+            unnamed = set(parameters_of(method)[1:]) - {"args", "kwargs"} - set(re.findall(r"\w+", method.__doc__))
+            missing += [f"{parameter} of {key}" for parameter in unnamed]
     assert not missing, f"the docstring of {name} does not explain {missing}"
 
 
@@ -53,11 +56,9 @@ def entries(site: Path) -> dict[str, str]:
     return found
 
 
-@each_pipe
-def test_the_reference_contains_a_pipe_with_its_docstring(module: Any, name: str, entries: dict[str, str]) -> None:
-    text = entries[f"{module.__name__}.{name}"]
-    words = inspect.cleandoc(getattr(module, name).__doc__ or "").replace("`", "").split()[:4]
-    assert " ".join(words) in text
+def test_the_reference_contains_each_object_with_its_docstring(entries: dict[str, str]) -> None:
+    for name in PUBLIC.keys() & entries.keys():
+        assert " ".join((PUBLIC[name].__doc__ or "").replace("`", "").split()[:4]) in entries[name], name
 
 
 def test_notes_for_developers_are_not_in_the_reference_and_what_users_need_is(site: Path) -> None:
@@ -72,19 +73,15 @@ def test_notes_for_developers_are_not_in_the_reference_and_what_users_need_is(si
 
 
 def test_every_public_name_is_in_the_reference_once(entries: dict[str, str]) -> None:
-    written = {id(resolved(name)) for name in entries}
+    written = {id(resolve_name(name)) for name in entries}
     modules = [*api_reference.MODULES, iter_pipes.__name__, map_pipes.__name__]
     missing = [
         f"{module}.{name}"
         for module in modules
         for name in importlib.import_module(module).__all__
-        if not inspect.ismodule(value := resolved(f"{module}.{name}")) and id(value) not in written
+        if not inspect.ismodule(value := resolve_name(f"{module}.{name}")) and id(value) not in written
     ]
     assert not missing
-
-
-def resolved(name: str) -> Any:
-    return pkgutil.resolve_name(name)
 
 
 def test_the_reference_has_an_index_of_all_public_modules(site: Path) -> None:

@@ -57,15 +57,27 @@ class SeedGenerator(_native.SeedGenerator):
             self.__setstate__(_rngs.__getstate__())
 
     def seed(self, seed: int | None = None) -> None:
-        """Restarts from `seed`; None draws a new seed, so that two epochs without a seed differ."""
+        """Restarts from `seed`; None draws a new seed, so that two epochs without a seed differ.
+
+        Raises:
+            TypeError, ValueError: the seed is not an integer, or out of range.
+        """
         self.restart(draw_seed() if seed is None else check_seed(seed))
 
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
-        """Returns the generator of worker (or rank) `worker_id`.
+        """Returns the generator of a worker or rank.
 
         The new generator has the same shared seeds as this generator, but its other seeds are independent of this
-        generator. With `inplace`, this generator itself becomes the worker's generator. Without `inplace`, this
-        generator is not changed.
+        generator.
+
+        Args:
+            worker_id: the number of the worker or rank, from 0.
+            inplace: whether this generator itself becomes the worker's generator. With `inplace=False`, the default,
+                this generator is not changed.
+
+        Raises:
+            TypeError: `worker_id` is not an integer.
+            ValueError: `worker_id` is negative.
         """
         if isinstance(worker_id, bool) or not isinstance(worker_id, int):
             raise TypeError(f"worker_id must be an integer, not {worker_id!r}")
@@ -83,7 +95,7 @@ class SeedGenerator(_native.SeedGenerator):
 
     @classmethod
     def imported(cls, state: bytes) -> SeedGenerator:
-        """Creates a generator from an exported state.
+        """Returns a generator with the seeds of `state`, a result of `exported`.
 
         Raises:
             ValueError: `state` was not returned by `exported`.

@@ -33,8 +33,8 @@ class DistributedReadingService(ReadingServiceInterface):
     of items (see `FullSync`).
 
     Args:
-        timeout: seconds after which an operation between the ranks fails. A process group or device mesh of torch may
-            be the first argument, as in `DistributedReadingService(mesh["dp"])`.
+        timeout: seconds after which an operation between the ranks fails; 1,800 by default. A process group or device
+            mesh of torch may be the first argument, as in `DistributedReadingService(mesh["dp"])`.
         process_group: the ranks that share the items: a `ProcessGroup` of torch, or a `DeviceMesh` of one dimension. By
             default, all ranks of `torch.distributed`, which must be initialized, share the items. Several data-parallel
             groups of the same size use the same seeds, so rank n of one group gets the same batches as rank n of
@@ -112,8 +112,8 @@ class DistributedReadingService(ReadingServiceInterface):
         return duplicate
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks when one rank runs out of
-        items.
+        """Shards the graph that ends in `datapipe` by rank, and appends `fullsync`, which ends the epoch on all ranks
+        when one rank runs out of items. Returns the pipe `fullsync`.
 
         Raises:
             RuntimeError: `torch.distributed` is not initialised.
@@ -177,9 +177,11 @@ class DistributedReadingService(ReadingServiceInterface):
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
-        """Sends the seed of rank 0 to all ranks, and seeds the graph.
+        """Sends the seed that rank 0 draws from `seed_generator` to all ranks, and seeds the graph. Returns
+        `iter_reset_fn`.
 
         Raises:
+            RuntimeError: `initialize` was not called before.
             ValueError: the ranks resume from different states.
         """
         if self._datapipe is None or self._pg is None:
@@ -211,11 +213,11 @@ class DistributedReadingService(ReadingServiceInterface):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Stores the function `resumed`, which returns the shards of a loaded state."""
         self._resumed = resumed
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
-        """Makes all data-parallel groups use the seeds of the group that begins this epoch first."""
+        """Makes `seed_generator` of all data-parallel groups equal to that of the group that begins this epoch
+        first."""
         from torchdata._ranks.torch_group import TorchGroup
 
         if isinstance(self._pg, TorchGroup):

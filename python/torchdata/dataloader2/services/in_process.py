@@ -65,7 +65,8 @@ class InProcessReadingService(ReadingServiceInterface):
         self._end_datapipe: DataPipe | None = None
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Applies sharding with a single worker, calls `init_fn`, and appends the prefetching thread if requested."""
+        """Applies sharding with a single worker to the graph that ends in `datapipe`, calls `init_fn`, and adds the
+        prefetching thread if requested. Returns the last pipe of the graph."""
         datapipe = function_in_use("process_init_fn")(datapipe, _ONLY_WORKER, self._init_fn)
         if self._prefetch_cnt > 0:
             datapipe = self._with_prefetching(datapipe)
@@ -85,7 +86,8 @@ class InProcessReadingService(ReadingServiceInterface):
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
-        """Seeds the pipes. Returns a function that applies `iter_reset_fn` and then the user's `reset_fn`."""
+        """Seeds the pipes from `seed_generator`. Returns a function that applies `iter_reset_fn` and then the user's
+        `reset_fn`; without a `reset_fn`, returns `iter_reset_fn`."""
         # Seeds are drawn from a copy of the generator, so that the draws do not change the next epoch's seeds.
         seed_generator = copy.copy(seed_generator)
         set_graph_random_seed(self._end("initialize_iteration"), seed_generator)
@@ -100,7 +102,7 @@ class InProcessReadingService(ReadingServiceInterface):
         return MultiProcessingReadingService.without_workers(self._init_fn, self._reset_fn)
 
     def count_items(self, datapipe: DataPipe) -> int | None:
-        """Returns the length of the graph, or None if a function of the user may still change the graph."""
+        """Returns the length of `datapipe`, or None if a function of the user may still change the graph."""
         keeps_graph = self._init_fn is None and self._reset_fn is None
         return len(cast("Any", datapipe)) if keeps_graph or self._end_datapipe is not None else None
 

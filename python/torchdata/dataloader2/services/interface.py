@@ -45,7 +45,7 @@ class RankInEpoch(NamedTuple):
     Args:
         rank: the number of this rank, from 0.
         ranks: the number of ranks.
-        keeps_seeds: whether the epoch uses the same seeds as a loader without ranks.
+        keeps_seeds: whether the epoch uses the same seeds as a loader without ranks; False by default.
 
     Example:
         >>> from torchdata.dataloader2 import RankInEpoch
@@ -147,7 +147,7 @@ class ReadingServiceInterface(ABC):
         return self
 
     def runs_shards(self) -> bool:
-        """Whether the service can run several shards of an epoch."""
+        """Returns whether the service can run several shards of an epoch; False by default."""
         return False
 
     def divide_into(self, splits: int) -> None:  # noqa: B027 - optional
@@ -175,7 +175,7 @@ class ReadingServiceInterface(ABC):
         raise TypeError(f"it depends on how {type(self).__name__} shares out the items")
 
     def has_workers(self) -> bool:
-        """Whether worker processes of the main process run the graph."""
+        """Returns whether worker processes of the main process run the graph; False by default."""
         return False
 
     def rank_in_epoch(self) -> RankInEpoch | None:

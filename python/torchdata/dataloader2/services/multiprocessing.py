@@ -96,10 +96,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             the items; None for a quarter of the machine's memory. Only memory that items actually use is allocated. If
             the items exceed `memory_budget`, further items are copied, which is slower.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
-        on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
-            replaces the process that has exited. The replacement resumes from the last snapshot of the exited process.
-        on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
-            that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
+        on_worker_exit: "error" (the default) raises `WorkerExitedError` if a worker or the dispatching process exits.
+            "restart" replaces the process that has exited. The replacement resumes from the last snapshot of the exited
+            process.
+        on_timeout: "error" (the default) raises TimeoutError after `timeout` seconds without an item. "restart" kills
+            the process that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
         patience: with `on_timeout="restart"`, the timeout in seconds for processes that are busy; None (the default)
             means the value of `timeout`. A process is busy if its threads have run, or waited for a processor, for at
             least a tenth of the last `timeout / 2` seconds.
@@ -109,6 +110,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             worker recomputes all items since the last snapshot, or since the beginning of the epoch. To refill a cache,
             a restarted worker repeats the epoch that filled the cache. If the cached items were modified, the snapshot
             at the start of an epoch contains the cached items regardless of `snapshot_budget`.
+
+    Raises:
+        TypeError: an argument that must be an integer, a function or a bool has another type.
+        ValueError: an integer is negative, the platform lacks the start method, `on_worker_exit` or `on_timeout` has an
+            unknown value, `timeout` is not a number of seconds, or `patience` is less than `timeout`. Also raised if
+            `on_timeout="restart"` is given without `timeout`, or `patience` without `on_timeout="restart"`.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -191,7 +198,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     # -- the graph ---------------------------------------------------------------------------------
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Cuts the graph, starts the processes and returns the part of the graph that stays in the main process."""
+        """Cuts the graph that ends in `datapipe`, starts the processes, and returns the last pipe of the part that
+        stays in the main process.
+
+        Raises:
+            RuntimeError: another loader uses this service.
+            ValueError: the graph cannot run in workers because it has no branch for them or several branches, there are
+                more ranks than `splits`, `num_workers="auto"` is combined with ranks, or
+                `sharding_round_robin_dispatch` requires workers.
+        """
         if self._end_datapipe is not None:
             raise RuntimeError("this reading service is in use: give each DataLoader2 its own")
         if self._num_workers == "auto":
@@ -316,7 +331,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Stores the settings of the run; see `ReadingServiceInterface.before_initialize`."""
         self._full_stats, self._resumed, self._ask_rank = full_stats, resumed, ranks
 
     def runs_shards(self) -> bool:
@@ -329,13 +343,18 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     @classmethod
     def without_workers(cls, init_fn: Any = None, reset_fn: Any = None) -> MultiProcessingReadingService:
-        """Returns a service without workers, which runs the shards of an epoch in the main process."""
+        """Returns a service without workers, which runs the shards of an epoch in the main process. `init_fn` and
+        `reset_fn` are the functions `worker_init_fn` and `worker_reset_fn` of the service."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return cls(0, worker_init_fn=init_fn, worker_reset_fn=reset_fn)
 
     def count_shares(self) -> Shares:
-        """Returns the number of workers or splits. Raises TypeError if a user's function may change the graph."""
+        """Returns the number of workers or splits.
+
+        Raises:
+            TypeError: a user's function may change the graph, or the number of splits depends on the rank.
+        """
         refuse_functions(self, worker_init_fn=self.worker_init_fn, worker_reset_fn=self.worker_reset_fn)
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
@@ -344,7 +363,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return Shares(workers=self.splits or self.num_workers)
 
     def has_workers(self) -> bool:
-        """Whether worker processes run the graph."""
+        """Returns whether worker processes run the graph."""
         return self.num_workers > 0
 
     def stats_notes(self) -> Sequence[str]:
@@ -365,7 +384,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: ResetFn | None = None
     ) -> ResetFn | None:
-        """Seeds the pipes in the main process, and starts the epoch in all processes."""
+        """Seeds the pipes in the main process from `seed_generator`, and starts the epoch in all processes, which call
+        `iter_reset_fn`. Returns None."""
         end = self._initialised()
         # drawing seeds from a copy does not change the seeds of the next epoch
         set_graph_random_seed(end, copy.copy(seed_generator))

@@ -53,18 +53,18 @@ class RayReadingService(MultiProcessingReadingService):
         worker_reset_fn: see `MultiProcessingReadingService`.
         ray_remote_args: Ray's options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1},
             "scheduling_strategy": "SPREAD", "runtime_env": {"pip": ["emoji"]}}`; one CPU by default.
-        in_order: see `MultiProcessingReadingService`.
+        in_order: see `MultiProcessingReadingService`; True by default.
         memory_budget: bytes of shared memory for items in the main process, and the same number of bytes for all
             workers together. None (the default) means a quarter of the machine's memory.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
-        on_worker_exit: "error" raises `WorkerExitedError` if a worker, its actor or its machine fails. "restart"
-            makes Ray start a new worker, which resumes from the last snapshot.
-        on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" ends the worker that
-            hangs, reports the Python stack of this worker, and makes Ray start a new worker.
+        on_worker_exit: "error" (the default) raises `WorkerExitedError` if a worker, its actor or its machine fails.
+            "restart" makes Ray start a new worker, which resumes from the last snapshot.
+        on_timeout: "error" (the default) raises TimeoutError after `timeout` seconds without an item. "restart" ends
+            the worker that hangs, reports the Python stack of this worker, and makes Ray start a new worker.
         patience: with `on_timeout="restart"`, the time limit in seconds for workers that use a processor, as reported
             by their hosts. None (the default) for `timeout`.
 
-    Examples:
+    Example:
         >>> import ray  # call `ray.init` to choose the cluster; otherwise the service joins the running one
         >>> from torchdata.dataloader2 import RayReadingService
         >>> service = RayReadingService(num_workers=4, ray_remote_args={"num_cpus": 2, "scheduling_strategy": "SPREAD"})

@@ -69,7 +69,7 @@ class WorkerInfo:
         num_workers: the number of worker processes.
         worker_id: the number of this worker process, from 0.
 
-    Examples:
+    Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> def add_worker(pipe, info):
@@ -112,7 +112,7 @@ def process_init_fn(
         TypeError: `custom_init_fn` did not return a pipe.
         ValueError: a queue was given.
 
-    Examples:
+    Example:
         >>> from torchdata.dataloader2.reading_service import WorkerInfo, process_init_fn
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> pipe = IterableWrapper(range(6)).sharding_filter()
@@ -150,9 +150,9 @@ def process_reset_fn(
         datapipe: the last pipe of the graph.
         worker_info: the number of this worker, and the number of workers.
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
-        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share.
-            `distributed_shared_seed` must be True in the dispatching process, because its pipes run in no other
-            process.
+        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share; False by
+            default. `distributed_shared_seed` must be True in the dispatching process, because its pipes run in no
+            other process.
         iter_reset_fn: the reset function of the preceding reading service, for example of a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
@@ -163,7 +163,7 @@ def process_reset_fn(
     Raises:
         TypeError: `iter_reset_fn` or `custom_reset_fn` did not return a pipe.
 
-    Examples:
+    Example:
         >>> from torchdata.dataloader2.random import SeedGenerator
         >>> from torchdata.dataloader2.reading_service import WorkerInfo, process_reset_fn
         >>> from torchdata.datapipes.iter import IterableWrapper

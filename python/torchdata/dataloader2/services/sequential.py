@@ -79,7 +79,8 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         self.reading_services = reading_services
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Passes the pipe through all services. Each service receives the pipe that the previous service returned."""
+        """Passes `datapipe` through all services. Each service receives the pipe that the previous service returned.
+        Returns the pipe of the last service."""
         for service in self.reading_services:
             datapipe = service.initialize(datapipe)
         return datapipe
@@ -92,7 +93,9 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
-        """Prepares an epoch in each service, which receives the reset function that the previous service returned."""
+        """Prepares an epoch in each service, with seeds from `seed_generator`. The first service receives
+        `iter_reset_fn`, and each later service receives the function that the previous service returned. Returns the
+        function of the last service."""
         for service in self.reading_services:
             iter_reset_fn = service.initialize_iteration(seed_generator=seed_generator, iter_reset_fn=iter_reset_fn)
         return iter_reset_fn
@@ -121,7 +124,8 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return seal(to_plain({"states": states}, "a reading service"))
 
     def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
-        """Restores each service that has saved a state, and initializes the services that have not saved a state.
+        """Passes `datapipe` through all services. A service with the method `restore` also receives its part of
+        `serialized_state`; the other services are initialized. Returns the pipe of the last service.
 
         Raises:
             ValueError: the state was saved with another number or kind of services, or is damaged.
@@ -151,7 +155,6 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Forwards the settings of the run to all services."""
         for service in self._contracts:
             service.before_initialize(full_stats, resumed, ranks)
 
@@ -168,7 +171,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return SequentialReadingService(*(service.with_shards() for service in self._contracts))
 
     def runs_shards(self) -> bool:
-        """Whether one of the services runs shards."""
+        """Returns whether one of the services runs shards."""
         return any(service.runs_shards() for service in self._contracts)
 
     def divide_into(self, splits: int) -> None:
@@ -177,7 +180,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             service.divide_into(splits)
 
     def has_workers(self) -> bool:
-        """Whether one of the services has workers."""
+        """Returns whether one of the services has workers."""
         return any(service.has_workers() for service in self._contracts)
 
     def rank_in_epoch(self) -> RankInEpoch | None:
@@ -185,7 +188,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return next(filter(None, (service.rank_in_epoch() for service in self._contracts)), None)
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
-        """Calls `agree_on_seeds` of each service."""
+        """Calls `agree_on_seeds(seed_generator)` of each service."""
         for service in self._contracts:
             service.agree_on_seeds(seed_generator)
 

@@ -172,7 +172,11 @@ class functional_datapipe:
     Args:
         name: the name of the method that creates the pipe. The method is added to IterDataPipe or, for a map-style
             class, to MapDataPipe.
-        enable_df_api_tracing: accepted for compatibility, without effect.
+        enable_df_api_tracing: accepted for compatibility, without effect; False by default.
+
+    Raises:
+        TypeError: `name` is not a valid name of a method, or the decorated object is not a class of pipes.
+        ValueError: when the class is decorated, another class already has the functional form `name`.
 
     Example:
         >>> from torchdata.datapipes import functional_datapipe

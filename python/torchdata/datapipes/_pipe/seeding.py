@@ -15,7 +15,7 @@ class Seeded:
     _seed: int | None = state(lasts=True, copied=True)  # the seed of the next iteration
 
     def set_seed(self, seed: int) -> Self:
-        """Sets the seed of the next iteration, but not of later iterations. Returns the pipe itself."""
+        """Makes `seed` the seed of the next iteration, but not of later iterations. Returns the pipe itself."""
         self._seed = seed
         return self
 
@@ -33,7 +33,7 @@ class Switched(Seeded):
     _enabled: bool = True  # the most recent argument of `set_shuffle`
 
     def set_shuffle(self, shuffle: bool = True) -> Self:
-        """Turns shuffling on or off from the next iteration on. Returns the pipe itself."""
+        """Turns shuffling on, or with `shuffle=False` off, from the next iteration on. Returns the pipe itself."""
         self._enabled = shuffle
         return self
 

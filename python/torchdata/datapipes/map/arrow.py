@@ -60,7 +60,8 @@ class ArrowParts(MapDataPipe[int]):
         self.source: ArrowSource = arrow_source(source, filter, format, part_rows)
 
     def name(self, index: int) -> str:
-        """Returns the name of a part for messages: its file and, for a row group, its number."""
+        """Returns the name of the part with number `index` for messages: its file and, for a row group, the number of
+        the row group in the file."""
         return self.source.names[index]
 
     def __getitem__(self, index: int) -> int:

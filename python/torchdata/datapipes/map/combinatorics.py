@@ -150,16 +150,10 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         return f"the sampler {type(self.sampler).__name__}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of the epoch, and the sampler's indices in the order of this epoch. If the sampler lacks a
-        length, the state contains a checksum of some indices instead of all indices."""
+        # If the sampler lacks a length, the state contains a checksum of some indices instead of all indices.
         return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume in the epoch of the saved state.
-
-        Raises:
-            TypeError, ValueError: the state is damaged.
-        """
         state_dict = dict(state_dict)
         stream = state_dict.pop("stream", None)
         self._load_declared(state_dict)

@@ -134,15 +134,21 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
     @classmethod
     def reopening(cls, recipe: Recipe, offset: int | None = None, name: str | None = None) -> StreamWrapper:
-        """Returns a wrapper that opens its file on first use, at `offset`; None means the initial position of the
-        stream."""
+        """Returns a wrapper that opens its file on first use.
+
+        Args:
+            recipe: an object whose method `open()` returns the file object.
+            offset: the position in the stream; None (the default) for the initial position of the file object.
+            name: the name of the stream in `repr` and in messages.
+        """
         stream = cls.__new__(cls)
         stream._recipe, stream._reopen_at, stream.name = recipe, offset, name
         return stream
 
     @classmethod
     def close_streams(cls, v: Any, depth: int = 0) -> None:
-        """Closes all wrappers in `v`, which may be a dict, list or tuple of up to ten nested levels."""
+        """Closes all wrappers in `v`, which may be a dict, list or tuple of up to ten nested levels. `depth` is the
+        number of levels that contain `v`, 0 by default."""
         if depth > _DEEPEST_STRUCTURE:
             return
         if isinstance(v, (dict, list, tuple)):
@@ -155,12 +161,15 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     # a method of the file object, nothing would refer to the wrapper during the call, so the file would be closed.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result of the file object's method `read`, which receives all arguments."""
         return self.file_obj.read(*args, **kwargs)
 
     def readline(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result of the file object's method `readline`, which receives all arguments."""
         return self.file_obj.readline(*args, **kwargs)
 
     def readlines(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the result of the file object's method `readlines`, which receives all arguments."""
         return self.file_obj.readlines(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -372,6 +381,10 @@ def validate_pathname_binary_tuple(data: Any) -> None:
 
 def janitor(obj: Any) -> None:
     """Closes every `StreamWrapper` in an item.
+
+    Args:
+        obj: the item: a `StreamWrapper`, or a dict, list or tuple of up to ten nested levels. Other objects are
+            ignored.
 
     Example:
         >>> import io

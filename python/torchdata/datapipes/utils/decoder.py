@@ -35,7 +35,10 @@ _IMAGES = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm"})
 
 
 def extension_extract_fn(pathname: str) -> str:
-    """Returns the extension of a path, without its dot; an empty text if there is none.
+    """Returns the last extension of a path, without its dot; an empty text if there is none.
+
+    Args:
+        pathname: the path or name of a file.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import extension_extract_fn
@@ -205,6 +208,12 @@ class ImageHandler:
 def imagehandler(imagespec: str) -> ImageHandler:
     """Returns an `ImageHandler` that decodes images as `imagespec` describes.
 
+    Args:
+        imagespec: the form of the result, such as "rgb8"; see `ImageHandler`.
+
+    Raises:
+        AssertionError: the specification is unknown.
+
     Example:
         >>> from torchdata.datapipes.utils.decoder import imagehandler
         >>> imagehandler("rgb8").imagespec
@@ -246,9 +255,9 @@ class Decoder:
 
     Args:
         *handler: functions of a key and contents, which return None for unsupported keys.
-        key_fn: a function from a path to its key.
+        key_fn: a function from a path to its key; `extension_extract_fn` by default.
         allow_pickle: the argument `allow_pickle` that `basichandlers` receives, if `basichandlers` is one of the
-        handlers.
+            handlers; None by default.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import Decoder, basichandlers
@@ -273,12 +282,23 @@ class Decoder:
         return [told if handler is basichandlers else handler for handler in handlers]
 
     def add_handler(self, *handler: Handler) -> None:
-        """Adds handlers before the existing handlers."""
+        """Adds handlers before the existing handlers.
+
+        Args:
+            *handler: functions of a key and contents, which return None for unsupported keys.
+        """
         self.handlers = [*self._told(handler), *self.handlers]
 
     def decode1(self, key: str, data: Any) -> Any:
-        """Decodes the contents of one file: bytes, or a stream, which is read and closed. If no handler supports the
-        key, returns the contents.
+        """Returns the decoded contents of one file. Returns the contents themselves if they are empty, or if no handler
+        supports the key.
+
+        Args:
+            key: the key that the handlers receive, such as the file's extension.
+            data: the contents as bytes, or a binary stream, which is read and closed.
+
+        Raises:
+            TypeError: `data` is a stream of text.
         """
         if data is None or (hasattr(data, "__len__") and len(data) == 0):
             return data
@@ -291,11 +311,13 @@ class Decoder:
         return data
 
     def decode(self, data: Any) -> dict[str, Any]:
-        """Decodes one pair of path and contents (a tuple), or an iterable of such pairs. Returns a dict from path to
-        result.
+        """Decodes one pair of path and contents, or several pairs. Returns a dict from path to result.
 
         If the path of a pair begins with an underscore, the contents of the pair are decoded as UTF-8 text if they are
         bytes.
+
+        Args:
+            data: a tuple of a path and the file's contents, or an iterable of such tuples.
         """
         pairs = [data] if isinstance(data, tuple) else data or ()
         return {path: self._decode_pair(path, content) for path, content in pairs}

@@ -22,6 +22,9 @@ def pin_memory_fn(data: Any, device: Any = None) -> Any:
         data: the item to pin. Containers are rebuilt, with their own types where possible.
         device: the CUDA device to pin memory for; None (the default) for the current device.
 
+    Returns:
+        `data` with pinned tensors.
+
     Raises:
         RuntimeError: `data` contains a tensor, but CUDA is not available.
 

@@ -19,7 +19,7 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
         source_nodes: the nodes to read, by name.
         stop_criteria: when the epoch ends; a value of `StopCriteria`.
         tag_output: whether items contain the name of their source: a dict gets the key `"dataset_key"`, and any other
-            item becomes a dict with this key and `"data"`.
+            item becomes a dict with this key and `"data"`; False by default.
 
     Raises:
         TypeError: a source is not a node.
@@ -38,13 +38,11 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
     _current = 0
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("MultiNodeRoundRobinSampler", initial_state)
         self._current = fields.integer(self.CURRENT_DATASET_INDEX_KEY, least=0, most=len(self.dataset_names) - 1)
         super().reset(initial_state)
 
     def next(self) -> T:
-        """Returns the next item; see `BaseNode.next`."""
         names = self.dataset_names
         while not self._is_over:
             # `following` is computed first, because Ctrl-C may be raised at the call of `len`, and would lose an item
@@ -60,7 +58,6 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
         raise StopIteration
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         return {**super().get_state(), self.CURRENT_DATASET_INDEX_KEY: self._current}
 
     def _length_of_turns(self, lengths: list[int]) -> int:

@@ -44,9 +44,9 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             variable RANK.
         world_size: the number of ranks; by default (None), the world size in `torch.distributed`, or else the
             environment variable WORLD_SIZE.
-        seed: the seed of the choices.
+        seed: the seed of the choices; 0 by default.
         tag_output: whether items contain the name of their source: a dict gets the key `"dataset_key"`, and any other
-            item becomes a dict with this key and `"data"`.
+            item becomes a dict with this key and `"data"`; False by default.
 
     Raises:
         TypeError: a source is not a node, or a numeric argument is not an integer.
@@ -113,7 +113,6 @@ class MultiNodeWeightedSampler(MultiNode[T]):
                 )
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         self._chosen = None
         if initial_state is None:
             self._epoch += self._started
@@ -137,7 +136,6 @@ class MultiNodeWeightedSampler(MultiNode[T]):
         return _WeightedSampler(*how, initial_state=state)
 
     def next(self) -> T:
-        """Returns the next item; see `BaseNode.next`."""
         self._started, choices = True, self._choices
         while not self._is_over:
             if self._chosen is None:
@@ -164,7 +162,6 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             raise StopIteration
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position; see `BaseNode.get_state`."""
         state = {
             **super().get_state(),
             self.EPOCH_KEY: self._epoch,

@@ -29,12 +29,15 @@ def state(
         begins: the value when an iteration begins; for a mutable value, a function without arguments that returns it,
             such as `list`.
         items: whether the value contains items of the pipeline; pipes in the value are then items, and not sources of
-            this pipe.
-        copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. The pipe must assign a new value instead of
-            modifying the old value, because a saved state may contain the old value. Only dicts may be modified,
-            because a saved state contains a copy of a dict.
-        saved: whether saved states include the attribute.
+            this pipe; False by default.
+        copied: whether copies and pickles of the pipe include the attribute; False by default.
+        lasts: whether the value is kept from one iteration to the next; False by default. The pipe must assign a new
+            value instead of modifying the old value, because a saved state may contain the old value. Only dicts may be
+            modified, because a saved state contains a copy of a dict.
+        saved: whether saved states include the attribute; True by default.
+
+    Returns:
+        The declaration, which the class body assigns to the attribute.
 
     Raises:
         ValueError: `begins` is a list, a dict or another mutable value.
@@ -75,6 +78,9 @@ def random_state(*, lasts: bool = False) -> Any:
     Args:
         lasts: whether the random generator keeps its state from one iteration to the next. If `lasts` is False (the
             default), the pipe's `reset` must seed the random generator for each iteration.
+
+    Returns:
+        The declaration, which the class body assigns to the attribute.
 
     Example:
         >>> import random
@@ -177,7 +183,6 @@ def _state_dict(self: Any) -> dict[str, Any]:
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Sets the declared attributes to the values in `state_dict`."""
     self._load_declared(state_dict)
 
 

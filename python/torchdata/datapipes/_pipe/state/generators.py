@@ -69,6 +69,9 @@ def load_generators(state: dict[str, Any]) -> None:
     is issued. The generator of a library that was not imported when the state was saved is seeded now, or right after
     the library is imported.
 
+    Args:
+        state: a result of `save_generators`.
+
     Example:
         >>> import random
         >>> from torchdata.datapipes.state import load_generators, save_generators

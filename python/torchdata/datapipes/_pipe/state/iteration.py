@@ -166,6 +166,9 @@ def iterate(datapipe: Any) -> Iterator[Any]:
     Use this function if the graph ends with a PyTorch pipe, because PyTorch reports neither the beginning nor the end
     of an iteration.
 
+    Args:
+        datapipe: the last pipe of the graph.
+
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> from torchdata.datapipes.state import iterate
@@ -369,6 +372,9 @@ def is_restorable(datapipe: Any) -> bool:
     A class declares its state by `iteration_state`, `one_to_one`, or `state_dict` and `load_state_dict`. A subclass
     that overrides `__iter__` must declare its state again.
 
+    Args:
+        datapipe: the pipe.
+
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> from torchdata.datapipes.state import is_restorable
@@ -406,6 +412,9 @@ def name_of(datapipe: Any) -> str:
 
 def forget_state(*datapipes: Any) -> None:
     """Drops loaded states, so that the next iterations of pipes and of all their sources start from the beginning.
+
+    Args:
+        *datapipes: the last pipes of the graphs, or the graphs.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

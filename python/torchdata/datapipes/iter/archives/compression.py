@@ -283,7 +283,7 @@ class Extractor(Decompressor):
     Args:
         source_datapipe: yields pairs of path and binary stream.
         file_type: the type of the files; None selects the type by the suffix of the path.
-        max_ratio: as for `Decompressor`.
+        max_ratio: as for `Decompressor`; 100 by default.
 
     Example:
         >>> from torchdata.datapipes.iter import Extractor

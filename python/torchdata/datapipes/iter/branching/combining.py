@@ -248,7 +248,7 @@ class SampleMultiplexer(Seeded, IterDataPipe[Any]):
         self._rng = random.Random(seed)
 
     def set_seed(self, seed: int) -> SampleMultiplexer:
-        """Sets the seed of the next iteration only, unless the constructor received a seed.
+        """Makes `seed` the seed of the next iteration only, unless the constructor received a seed.
 
         Returns the pipe itself.
         """

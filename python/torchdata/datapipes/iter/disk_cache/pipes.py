@@ -120,7 +120,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         raise RuntimeError("`OnDiskCacheHolder` doesn't support add operation")
 
     def paths_of(self, item: Any) -> tuple[str, ...]:
-        """Returns the paths of an item's files, as `filepath_fn` returns them.
+        """Returns the paths of the files of `item`, as `filepath_fn` returns them.
 
         Raises:
             TypeError: `filepath_fn` returned something other than paths.
@@ -195,7 +195,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         filepath_fn: a function from the first member of a pair to the path of the file; if None (the default), the
             first member is the path.
         same_filepath_fn: whether to use the `filepath_fn` of `on_disk_cache`; False by default.
-        skip_read: ignored, because the type of the data is detected.
+        skip_read: ignored, because the type of the data is detected; False by default.
         timeout: seconds to wait for a file that another process computes, 300 by default. The pipe waits for a file
             only if nothing else is left to compute or to yield, and the computing process is alive.
 
@@ -337,13 +337,12 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the records of all items that were read from the source, and have paths that were not yielded yet."""
+        # The records of all items that were read from the source, and have paths that were not yielded yet.
         if self._loaded is not None:
             return {"section": self._loaded}
         return {"section": None if self._section is None else self._section.dump()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume from the saved records."""
         self.reset()
         self._loaded = state_dict["section"]
 

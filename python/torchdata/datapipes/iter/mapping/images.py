@@ -53,9 +53,9 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         scale: "exact" (the default), or "fast" to decode JPEG images at a half, a quarter or an eighth of their size,
             but not smaller than the result.
         resample: the filter for resizing, as for `torchdata.images.decode`.
-        exif: whether images are rotated according to their EXIF orientation.
+        exif: whether images are rotated according to their EXIF orientation; False by default.
         truncated: "keep" returns the available part of truncated images instead of raising an error.
-        as_tensor: whether the results are torch tensors.
+        as_tensor: whether the results are torch tensors; False by default.
         input_col: the index or key of the image in an item; if None (the default), the item is the image.
         output_col: where the result is stored, as for `map`; None (the default) replaces the image.
 

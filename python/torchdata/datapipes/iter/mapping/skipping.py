@@ -42,7 +42,7 @@ class OnError(IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        how: "skip", which is the only supported value.
+        how: "skip" (the default), which is the only supported value.
         limit: maximum number of items that are skipped in an epoch, in each process. If `limit` is a float, it is the
             maximum fraction of the items of each pipe. A fraction is checked from the pipe's 100th item on, and at the
             end of the epoch. If `limit` is None (the default), any number of items may be skipped.

@@ -102,7 +102,8 @@ class IterableWrapper(IterDataPipe[T_co]):
             epoch; True by default. If the iterable cannot be copied, a warning is issued and the original is read.
 
     Raises:
-        TypeError: `iterable` is not iterable, or is a generator function that requires arguments.
+        TypeError: `iterable` is not iterable, or is a generator function that requires arguments; or, when a state is
+            saved or loaded, `iterable` is a set with an order that differs between processes.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -216,14 +217,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         return source
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the iterable or of its iterator, and the epoch if the iterable has `set_epoch`. If the
-        iterable can neither save its state nor seek, the result contains a checksum of some items.
-
-        The saved position is the number of items that were yielded.
-
-        Raises:
-            TypeError: the iterable is a set with an order that differs between processes.
-        """
+        # If the iterable can neither save its state nor seek, the state contains a checksum of some items.
         if isinstance(self.iterable, (set, frozenset)):
             in_fixed_order(self.iterable)
         state = {} if self._stream is None else self._stream.state()
@@ -233,11 +227,6 @@ class IterableWrapper(IterDataPipe[T_co]):
         return state if self._epoch is None else {**state, "epoch": self._epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume from the saved position and epoch.
-
-        Raises:
-            TypeError, ValueError: the state is damaged.
-        """
         self._load_lasting_state(state_dict)
         is_read_again = is_stream(self.iterable) and self._loaded is None
         self._stream = SampledStream(self._name(), state_dict) if is_read_again else None

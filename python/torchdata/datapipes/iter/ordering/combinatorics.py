@@ -217,5 +217,4 @@ class Sampler(IterDataPipe[Any]):
         return length_of(self, self.sampler)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the order of the current iteration, if the sampler has a length."""
         return {"order": self._order if isinstance(self._order, (range, list)) else None}

@@ -113,7 +113,6 @@ class Repeater(IterDataPipe[T_co]):
         return self.times * length_of(self, self.source_datapipe)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the item that is being repeated, and the number of its remaining repetitions."""
         left = self._left if self._left else -token_of(self).yielded % self.times
         return {"item": self._item if left else None, "left": left}
 

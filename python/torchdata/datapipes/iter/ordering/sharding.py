@@ -31,6 +31,9 @@ class SHARDING_PRIORITIES(IntEnum):
 
     The values are the same as in torch's enum, so members of both can be compared.
 
+    Args:
+        value: the integer of the member.
+
     Example:
         >>> from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
         >>> IterableWrapper(range(4)).sharding_filter(SHARDING_PRIORITIES.MULTIPROCESSING)
@@ -152,7 +155,8 @@ class ShardingFilter(IterDataPipe[T_co]):
         return self
 
     def set_sharding_enabled(self, enabled: bool = True) -> ShardingFilter[T_co]:
-        """Turns sharding on or off, from the next iteration on. Without sharding, every process yields all items.
+        """Turns sharding on, or with `enabled=False` off, from the next iteration on. Without sharding, every process
+        yields all items.
 
         Returns the pipe itself.
         """
@@ -230,7 +234,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return self._shard().own_before(length_of(self, self.source_datapipe))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position in the source after the last yielded item."""
+        # `taken` is the position in the source after the last yielded item.
         taken, behind, generators = self._position(), self._behind, self._generators
         saved = None if self._share is None else self._share.saved()
         if saved is not None:
@@ -239,7 +243,6 @@ class ShardingFilter(IterDataPipe[T_co]):
         return {"taken": taken} | {name: value for name, value in rest.items() if value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a saved position."""
         if state_dict.get("generators") is not None:
             check_generators(state_dict["generators"])
         self._load_declared(state_dict)

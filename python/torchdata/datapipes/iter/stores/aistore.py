@@ -120,7 +120,7 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
         source_datapipe: yields prefixes such as `ais://bucket` and `ais://bucket/folder/`.
         url: the address of the cluster's proxy.
         length: the number of objects that `len` returns; with -1 (the default), `len` raises TypeError.
-        timeout: if the cluster sends nothing for this many seconds, an error is raised.
+        timeout: if the cluster sends nothing for this many seconds, an error is raised; 20 by default.
 
     Raises:
         ModuleNotFoundError: aistore is not installed (extra `aistore`).
@@ -232,8 +232,8 @@ class AISFileLoader(_OfCluster, LoadsObjects):
     Args:
         source_datapipe: yields URLs such as `ais://bucket/name`.
         url: the address of the cluster's proxy.
-        length: ignored; `len` is the length of the source, as in torchdata 0.9.
-        timeout: if the cluster sends nothing for this many seconds, an error is raised.
+        length: ignored; `len` is the length of the source, as in torchdata 0.9; -1 by default.
+        timeout: if the cluster sends nothing for this many seconds, an error is raised; 20 by default.
 
     Raises:
         ModuleNotFoundError: aistore is not installed (extra `aistore`).

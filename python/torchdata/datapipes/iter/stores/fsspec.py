@@ -160,7 +160,7 @@ class FSSpecFileOpener(OpensFiles):
         mode: the mode of `open`, "r" by default.
         kwargs_for_open: options of the file system's `open`, such as `{"encoding": "utf-8", "compression": "infer"}`.
         max_retries: maximum number of times that a file is opened again after a temporary OSError, such as a broken
-            connection. Before each retry, the pipe issues a warning and waits. Reading is not repeated.
+            connection; 3 by default. Before each retry, the pipe issues a warning and waits. Reading is not repeated.
         kwargs: options of the file system, such as host and user.
 
     Raises:

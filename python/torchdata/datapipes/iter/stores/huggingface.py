@@ -93,14 +93,12 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of yielded rows, and for streamed datasets the position in their files."""
         if self._data is None:
             return self._loaded or {"rows": 0, "place": None}
         place = self._data.state_dict() if _is_streamed(self._data) else None
         return {"rows": token_of(self).yielded, "place": place}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration continue after the last row that was yielded before the state was saved."""
         self._load_declared({"loaded": state_dict})
 
 

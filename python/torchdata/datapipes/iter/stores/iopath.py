@@ -51,10 +51,14 @@ class _HasPathManager:
             self.register_handler(handler, allow_override=True)
 
     def register_handler(self, handler: Any, allow_override: bool = False) -> None:
-        """Makes the pipe's path manager use `handler` for the prefixes that this handler supports.
+        """Makes the pipe's path manager use a handler for the prefixes that this handler supports.
 
         Args:
-            allow_override: whether the handler may replace handlers for the same prefixes.
+            handler: an iopath `PathHandler`.
+            allow_override: whether the handler may replace handlers for the same prefixes; False by default.
+
+        Raises:
+            TypeError: `handler` is not a `PathHandler`.
         """
         from iopath.common.file_io import PathHandler
 

@@ -73,7 +73,7 @@ class S3FileLister(GivenLength, ListsRoots):
         endpoint_url: the address of another server than the provider's (MinIO, Ceph, R2), such as
             `http://localhost:9000`; empty (the default) uses the environment.
         config: further settings of obstore's `S3Store`, `GCSStore` or `AzureStore`, such as `{"skip_signature": True}`.
-        max_retries: maximum number of times that a request is repeated after a temporary error.
+        max_retries: maximum number of times that a request is repeated after a temporary error; 3 by default.
 
     Raises:
         ModuleNotFoundError: obstore is not installed (extra `s3`).
@@ -186,7 +186,7 @@ class S3FileLoader(LoadsObjects):
         endpoint_url: the address of another server than the provider's, such as `http://localhost:9000`; empty (the
             default) uses the environment.
         config: further settings of obstore's `S3Store`, `GCSStore` or `AzureStore`, such as `{"skip_signature": True}`.
-        max_retries: maximum number of times that a request is repeated after a temporary error.
+        max_retries: maximum number of times that a request is repeated after a temporary error; 3 by default.
 
     Raises:
         ModuleNotFoundError: obstore is not installed (extra `s3`).

@@ -42,15 +42,15 @@ class ArrowReader(IterDataPipe[Any]):
         columns: the columns to read, in this order; None (the default) for all.
         parts: the `ArrowParts` pipe that assigns the part numbers. If `parts` is None (the default), the source must
             contain only one `ArrowParts`, which is used.
-        rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
-            frames.
+        rows: whether each item is a row: a dict from column names to Python values; True by default. If `rows` is
+            False, items are frames.
         frame_size: the number of rows per frame (the last frame of a part may have fewer); None for one frame per part.
-        library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
-            `"pyarrow"` (tables).
+        library: the library of the frames: `"numpy"` (the default), for dicts from column to array; `"pandas"`,
+            `"polars"` or `"pyarrow"` (tables).
         dtype: as for `load_parquet_as_df`.
         writable: whether arrays are writable. With `writable=False` (the default), numeric arrays without nulls share
             pyarrow's memory.
-        use_threads: whether columns are decoded by several threads.
+        use_threads: whether columns are decoded by several threads; False by default.
 
     Raises:
         TypeError: an argument has the wrong type, or the source does not contain `ArrowParts`.
@@ -212,11 +212,11 @@ class LanceReader(ArrowReader):
         source_datapipe: yields indices of rows, or lists of indices (as after `batch`) to read together.
         dataset: a `lance.LanceDataset`, or its path or URI.
         columns: as for `ArrowReader`.
-        rows: as for `ArrowReader`.
+        rows: as for `ArrowReader`; True by default.
         frame_size: the number of rows per frame, as for `ArrowReader`; None for one frame per item of the source.
         library: as for `ArrowReader`.
         dtype: as for `ArrowReader`.
-        writable: as for `ArrowReader`.
+        writable: as for `ArrowReader`; False by default.
 
     Raises:
         IndexError: while iterating, a row does not exist.

@@ -71,6 +71,9 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
     def add_handler(self, *handler: Callable[[str, Any], Any]) -> None:
         """Adds handlers before the existing ones.
 
+        Args:
+            *handler: functions of a key and content, which return None for unsupported keys.
+
         Raises:
             TypeError: a handler is not a function.
         """

@@ -41,8 +41,8 @@ class DataFrameMaker(IterDataPipe[Any]):
         columns: the names of the columns. Rows that are mappings must contain all columns; further keys are left out.
             Without column names, a frame of mappings has the keys of all its rows, with nulls for missing values.
         device: `""` or `"cpu"`.
-        library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"`. Polars uses threads, so worker
-            processes need the start method spawn or forkserver.
+        library: the library of the frames: `"pandas"` (the default), `"polars"` or `"pyarrow"`. Polars uses threads, so
+            worker processes need the start method spawn or forkserver.
 
     Raises:
         AssertionError: `dataframe_size` is not positive.
@@ -117,9 +117,9 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
             for all columns. If `dtype` is None (the default), columns keep the types in the file.
         columns: the columns to read, in this order; None (the default) for all. A nested column is `"parent.child"`.
         device: `""` or `"cpu"`.
-        use_threads: whether columns are decoded by several threads.
-        library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"` (tables); or `"numpy"`, for dicts of
-            arrays. Polars uses threads, so worker processes need the start method spawn or forkserver.
+        use_threads: whether columns are decoded by several threads; False by default.
+        library: the library of the frames: `"pandas"` (the default), `"polars"` or `"pyarrow"` (tables); or `"numpy"`,
+            for dicts of arrays. Polars uses threads, so worker processes need the start method spawn or forkserver.
         dataframe_size: the number of rows per item, across row groups; the last item of a file may have fewer. If
             `dataframe_size` is None (the default), each row group is one item.
 

@@ -67,8 +67,8 @@ class PinMemory(_PrefetchBase[T_co]):
 
     @staticmethod
     def thread_worker(prefetch_data: _PrefetchData, pin_memory_fn: Callable[[Any, Any], Any], device: Any) -> None:
-        """Runs in the thread: reads the source and pins items, until the source ends or fails, or the iteration is
-        abandoned.
+        """Runs in the thread: reads the source into `prefetch_data`, and pins each item by `pin_memory_fn(item,
+        device)`, until the source ends or fails, or the iteration is abandoned.
         """
         try:
             _work_for(device)

@@ -282,8 +282,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Within this context, the read-ahead thread is paused, so that the states of the source and of this pipe
-        belong to the same position."""
+        """Returns a context within which the read-ahead thread is paused, so that the states of the source and of this
+        pipe belong to the same position."""
         data = self._data
         if data is None or data.is_inherited:
             yield
@@ -360,5 +360,6 @@ class Prefetcher(_PrefetchBase[T_co]):
 
     @staticmethod
     def thread_worker(prefetch_data: _PrefetchData) -> None:
-        """Runs in the thread: reads the source until it ends or fails, or the iteration is abandoned."""
+        """Runs in the thread: reads the source into `prefetch_data`, until the source ends or fails, or the iteration
+        is abandoned."""
         _fill(prefetch_data)

@@ -298,7 +298,11 @@ class FullSync(_PrefetchBase[T_co]):
         self.set_process_group(process_group)
 
     def set_process_group(self, process_group: RankGroup | TorchRanks | None) -> None:
-        """Replaces the group of ranks that end together, from the next iteration on."""
+        """Makes the ranks of `process_group` end together, from the next iteration on; None stands for all ranks.
+
+        Raises:
+            TypeError, ValueError: `process_group` is invalid; see `FullSync`.
+        """
         self._members = members_of(process_group, "FullSync")
         given: Any = None if self._members is not None else process_group
         if given is not None:
@@ -362,12 +366,8 @@ class FullSync(_PrefetchBase[T_co]):
         self._again = count
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the items that this rank has read but not yielded, and the exception that this rank's source has
-        raised.
-
-        The state does not contain errors that other ranks have caused. If another rank has ended or failed, the last
-        item that this rank has read was not yielded, so the state contains this item.
-        """
+        # The state does not contain errors that other ranks have caused. If another rank has ended or failed, the last
+        # item that this rank has read was not yielded, so the state contains this item.
         items, error = self._restored
         data = self._data
         if data is not None and not data.is_inherited:

@@ -149,6 +149,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
             has an unknown argument.
         ValueError: `scheduled_tasks` or `max_workers` is not positive, or `input_col` or `output_col` is invalid, as
             for `map`.
+        TimeoutError: when a state is saved, a running call of `fn` does not end within a minute.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -239,11 +240,6 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
             pool.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the finished results, the items without a result, and the error that the source has raised (or None).
-
-        Raises:
-            TimeoutError: the running calls of `fn` have not ended after `patience` seconds.
-        """
         if self._restored is not None:
             return self._restored
         if self._pool is None or self._pool.is_inherited():
@@ -251,7 +247,6 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         return {"tasks": self._pool.entries(self.patience), "error": self._pool.source_error}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration begin with the saved results and items."""
         self._close_pool()
         self._restored = state_dict
 

@@ -119,7 +119,7 @@ class GDriveReader(_UrlReader):
         source_datapipe: yields links.
         timeout: as for `HttpReader`.
         skip_on_error: whether links that cannot be opened are skipped with a warning; False by default.
-        max_retries: as for `HttpReader`.
+        max_retries: as for `HttpReader`; 3 by default.
         **kwargs: options of `requests.get`.
 
     Raises:
@@ -145,7 +145,7 @@ class OnlineReader(_UrlReader):
         source_datapipe: yields URLs.
         timeout: as for `HttpReader`.
         skip_on_error: whether URLs that cannot be opened are skipped with a warning; False by default.
-        max_retries: as for `HttpReader`.
+        max_retries: as for `HttpReader`; 3 by default.
         **kwargs: options of `requests.get`.
 
     Raises:
