@@ -105,7 +105,7 @@ def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...]) -> list[An
 
 @pytest.mark.parametrize(("build", "child"), [*zip(BUILDS.values(), [0, -1, 1], strict=False)])
 def test_nothing_is_lost_or_doubled_when_processes_exit(build: Build, child: int) -> None:
-    with loader(build, on_worker_exit="restart") as dying, pytest.warns(RuntimeWarning, match="taken its place"):
+    with loader(build, on_worker_exit="restart") as dying, pytest.warns(RuntimeWarning, match="process replaced it"):
         got = read(dying, child, (10, 35))
     assert elements(got) == expected(build)
 
@@ -129,5 +129,5 @@ def test_a_state_saved_in_order_resumes_out_of_order() -> None:
 def test_a_state_of_items_that_were_dealt_out_of_turn_is_refused() -> None:
     _, state = stopped(loader(), 30)
     state["iteration_state"]["workers"]["owners"] = (0, b"")
-    with loader() as again, pytest.raises(ValueError, match="dealt out of turn"):
+    with loader() as again, pytest.raises(ValueError, match="not dispatched in turn"):
         again.load_state_dict(state)

@@ -130,7 +130,7 @@ def test_a_note_says_that_a_generator_that_raises_has_ended(pipe):
     assert next(iterator) == 1
     with pytest.raises(ValueError, match="broken|invalid literal") as caught:
         next(iterator)
-    assert any("has ended by raising, as generators do" in note for note in caught.value.__notes__)
+    assert any("the exception has ended the iterator of" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, MemoryError])
@@ -159,7 +159,7 @@ def test_a_loader_reports_the_items_that_its_workers_have_skipped():
         assert sum(one.skipped for one in stats.pipes) == 40
         assert "ValueError in Mapper(int), worker process 1" in str(stats)
         assert {"ValueError": 40} in [pipe.skipped_kinds for pipe in stats.merged_pipes()]
-        assert "40 items were skipped as they raised: 40 ValueError in Mapper(int)" in str(loader.diagnose())
+        assert "40 items were skipped after errors: 40 ValueError in Mapper(int)" in str(loader.diagnose())
 
 
 def strict_int(text):
