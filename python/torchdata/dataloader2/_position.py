@@ -76,6 +76,9 @@ class Tracker:
         self._yielded_before = 0
         #: The number of these workers' items that pipes in the main process buffered.
         self._held_before = 0
+        #: The number of delivered items at the loaded state, and the positions of the shards after these items; -1 and
+        #: None if no state was loaded in this epoch.
+        self._loaded_apart: tuple[int, WorkersPosition | None] = -1, None
         #: The marks (recorded positions) of the running epoch, oldest first. The first mark is the position where the
         #: epoch began or resumed.
         self._marks: list[Position] = []
@@ -140,7 +143,7 @@ class Tracker:
         read = given - self._before - self._held_before
         position = output.position(read) if read >= 0 else None
         is_known = position is not None and output.untold(position) is None
-        return position if is_known else None if drop else mark.without_held
+        return position if is_known else self._loaded_apart[1] if self._loaded_apart[0] == given else None
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
@@ -323,6 +326,7 @@ class Tracker:
         if output is not None:
             output.resumes = resumed is not None
             output.follow(self._delivery if self._only_counts else None)
+        self._loaded_apart = -1, None
         if resumed is None:
             generators = None if output is not None else save_generators()
             self._marks = [Position(0, beginning=generators, in_main=output is None)]
@@ -333,7 +337,8 @@ class Tracker:
                 f"this state was saved {resumed.drop} items after the snapshot that it contains, and in_order=False "
                 "may change their order: load it with in_order=True, or with at most 1 worker"
             )
-        names = ("graph", "generators", "beginning", "workers", "in_main", "without_held")
+        names = ("graph", "generators", "beginning", "workers", "in_main")
+        self._loaded_apart = resumed.given, resumed.without_held
         mark = Position(resumed.given - resumed.drop, **{name: getattr(resumed, name) for name in names})
         self._marks = [mark]
         self._before = mark.given

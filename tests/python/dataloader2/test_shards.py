@@ -138,6 +138,15 @@ def test_a_state_resumes_through_loaders_with_other_numbers_of_workers() -> None
     assert following == epochs_of(loader("shuffle", 2))[1]
 
 
+def test_a_worker_that_recomputes_an_epoch_of_the_main_process_draws_the_same_seeds() -> None:
+    pipe = IterableWrapper(range(40)).sharding_filter().shuffle(buffer_size=3)
+    with begun(DataLoader2(pipe)) as made:
+        reading = iter(made)
+        head = [next(reading) for _ in range(8)]
+        state, rest = made.state_dict(items_ago=1), [head[7], *reading]
+    assert epochs_of(begun(DataLoader2(pipe, num_workers=2), state), 1) == [rest]
+
+
 @pytest.mark.parametrize("form", ["shuffle", "prefetch"])
 def test_random_numbers_of_functions_belong_to_the_shard(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DRAWS", "1")

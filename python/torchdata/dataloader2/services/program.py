@@ -341,6 +341,8 @@ class GraphProgram(EpochProgram):
             iter_reset_fn=iter_reset_fn,
             custom_reset_fn=self.reset_fn,
         )
+        if self._shard.of_main:  # the main process drew no seeds for global generators before the seeds of the pipes
+            set_graph_random_seed(self.datapipe, SeedGenerator.imported(seeds))
         self._search_anew()
         # An epoch can be repeated only if it has neither dispatched items nor an `iter_reset_fn`.
         is_alone = not self._child.dispatches and self._child.share is None

@@ -105,8 +105,10 @@ class WorkerOutput(IterDataPipe[Any]):
     def go_on_at(self, position: WorkersPosition, strict: bool) -> None:
         """If `strict` is True, recomputed items are compared with the original items.
 
-        Raises ValueError if the saved epoch differs in the use of a dispatching process.
+        Raises ValueError if the saved epoch differs in the number of shards or in the use of a dispatching process.
         """
+        if len(position.shards) != self._children.num_shards:
+            raise ValueError("this state is from an epoch with another number of shards: save a state between epochs")
         resumptions(position, self._children.dispatches, strict)
         self._resume_at = position if strict else unverified(position), strict
 
