@@ -38,7 +38,6 @@ from torchdata.datapipes.map import SequenceWrapper
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore")]
 
 SPLITS = 6
-NUMBERS = (0, 1, 2, 3, 5, 8)
 #: Pairs of worker counts: a state is saved with the first count and loaded with the second count.
 PAIRS = [(2, 0), (0, 2), (1, 3), (3, 8), (8, 2)]
 
@@ -110,7 +109,7 @@ def test_epochs_do_not_depend_on_the_number_of_workers(form: str) -> None:
     assert filters_with_common_part(Graph(FORMS[form]()))
     whole = epochs_of(loader(form, 0))
     assert whole[0] != whole[1]
-    for workers in NUMBERS[1::2]:
+    for workers in (1, 3, 8):
         assert epochs_of(loader(form, workers)) == whole, workers
 
 
