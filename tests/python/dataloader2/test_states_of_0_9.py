@@ -138,6 +138,6 @@ def test_pickles_of_a_state_other_than_its_pipe_are_never_loaded() -> None:
     with DataLoader2(pipe_of("plain"), reading_service=services) as loader:
         with pytest.warns(UserWarning, match=WORDS):
             loader.load_state_dict(state)
-        with pytest.raises(ValueError, match="does not belong to a SequentialReadingService"):
+        with pytest.raises(ValueError, match="not the state of a SequentialReadingService"):
             iter(loader)
     assert not Boom.opened

@@ -73,7 +73,7 @@ def test_the_diagnosis_of_slow_loading_gives_numbers_and_a_remedy():
         text
     )
     found = re.search(
-        rf"worker process [01] spends (\d+) % of its work in `Mapper\(decode\)` \((.*)\), {TIME} an item", text
+        rf"worker process [01] spends (\d+) % of its work in `Mapper\(decode\)` \((.*)\), {TIME} per item", text
     )
     assert found, text
     assert int(found[1]) > 90
@@ -264,7 +264,7 @@ def test_an_empty_pipeline_names_its_source_or_the_pipe_that_passes_nothing_on(w
 
     verdict = verdict_of(IterableWrapper([]).map(slept).sharding_filter())
     assert (verdict.kind, verdict.pipe) == ("empty", "IterableWrapper")
-    assert str(verdict).endswith("no item came; its source, `IterableWrapper`, yielded nothing.")
+    assert str(verdict).endswith("without any item; its source, `IterableWrapper`, yielded nothing.")
     verdict = verdict_of(IterableWrapper(range(9)).filter(none).sharding_filter())
     assert (verdict.kind, verdict.pipe) == ("empty", "Filter(none)")
     assert str(verdict).endswith("received 9 items and yielded none.")

@@ -40,8 +40,8 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: A phrase for the error message about the exit of a worker, which describes what the workers do.
     stage: ClassVar[str] = "reading items"
-    #: Phrases for the error message about a worker that exits repeatedly while it computes the same result. `item`
-    #: names a result, `counted` follows the result's number, and `mended` names what the user should correct.
+    #: Three phrases for the error message about a worker that exits repeatedly at one result, such as "item 7 in the
+    #: epoch". The phrase `mended` names the part of the program that the user should correct.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
