@@ -82,6 +82,6 @@ def bounded(most: int | None) -> AbstractContextManager[None]:
 
 
 def pickle_file() -> io.BytesIO:
-    """Returns an in-memory file for a pickle. A `with` statement over the returned file does not close the file. If the
-    pickles of a `bounded` context exceed its limit, the file is empty."""
+    """Returns an in-memory file that stores one pickle. A `with` statement over the returned file does not close the
+    file. If the pickles that are written within a `bounded` context exceed `most` bytes, the file loses its content."""
     return _PickleFile(_bound.get() or _Bound(math.inf))

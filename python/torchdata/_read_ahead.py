@@ -27,8 +27,8 @@ class ReadAhead:
         end_at_exit(self)
 
     def start(self, serve: Callable[..., object], *args: Any) -> bool:
-        """Starts one more thread. Returns False if the system cannot start another thread, but at least one thread of
-        this object is running. Raises RuntimeError if no thread is running.
+        """Starts one more thread, and returns True. If the system cannot start the thread, this method returns False if
+        another thread of this object is running, and raises RuntimeError otherwise.
         """
         name = f"{self._called}_{len(self.threads)}" if self._several else self._called
         thread = threading.Thread(target=_run, args=(self.queue, serve, args), name=name, daemon=True)

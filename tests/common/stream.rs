@@ -1,4 +1,4 @@
-//! Creates items with known contents, and wraps the two ends of a link so that they block.
+//! Creates items with known contents. `Sender` and `Receiver` transfer items over a link, and wait if necessary.
 
 use std::sync::Arc;
 use std::time::Duration;

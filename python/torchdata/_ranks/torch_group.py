@@ -20,8 +20,8 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import GivenUp, PrefetchTimeoutError, RanksLostError, UncopyableGroup, describe_ranks
 from torchdata._ranks.opening import Opening
 
-#: For each tuple of ranks, the number of groups that this process has opened. The numbers are equal on all ranks, which
-#: open groups in the same order.
+#: For each tuple of ranks, the number of groups that this process has opened. All ranks have the same numbers, because
+#: they open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
 #: A rank that passes this value to a minimum over all ranks does not affect the result.

@@ -159,8 +159,8 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest recorded position that precedes the last `items_ago` items, and the number of items that
-        were delivered before these `items_ago` items.
+        """Returns the newest position that was recorded before the user received the last `items_ago` items, and the
+        number of items that the user had received before these items.
         """
         given = self._delivery.given - items_ago
         if given < 0:

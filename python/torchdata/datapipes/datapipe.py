@@ -438,7 +438,7 @@ class DataChunk(list[T]):
         return list(self)
 
     def as_str(self, indent: str = "") -> str:
-        """Returns `indent` followed by the members as text: in brackets, each converted by `str`."""
+        """Returns `indent` followed by a list of the members in brackets; `str` converts each member."""
         return indent + "[" + ", ".join(map(str, self)) + "]"
 
     def raw_iterator(self) -> Iterator[T]:

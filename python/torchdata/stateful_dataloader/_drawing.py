@@ -114,7 +114,7 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Within this context, the global generators have the states that the loader draws from, instead of the
+        """Within this context, the global generators have the loader's states. Outside the context, they have the
         program's states."""
         if self._is_under_way or not self._displaced:
             yield

@@ -129,7 +129,7 @@ class EpochReader:
     # -- beginning an epoch --------------------------------------------------------------------------
 
     def begin(self, position: ReadingPosition | None = None) -> None:
-        """Begins an epoch. `position` is the position between two epochs to restore first, or None."""
+        """Begins an epoch. If `position` is not None, the reader first restores this position between two epochs."""
         if position is not None:
             self.restore(position)
             if position.begins:

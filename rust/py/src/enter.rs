@@ -1,5 +1,5 @@
-//! Waits for events without the GIL, in a series of short sleeps (slices). Python's signal handlers run between two
-//! slices.
+//! Waits for events without the GIL, in a series of short sleeps (slices). Between two sleeps, Python's signal handlers
+//! can run.
 //!
 //! If a signal handler raises an exception, the wait ends with this exception. If the awaited event occurs while a
 //! signal handler raises an exception, the event is not lost, and the next wait ends immediately.

@@ -113,8 +113,8 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn item_size(self, dtype: *const c_void) -> npy_intp {
-        // SAFETY: the caller guarantees an existing built-in dtype. The layout of dtypes depends on the version of
-        // NumPy.
+        // SAFETY: `dtype` is an existing built-in dtype, as this function requires. The layout of dtypes depends on the
+        // version of NumPy.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).1.elsize
@@ -127,8 +127,8 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn has_metadata(self, dtype: *const c_void) -> bool {
-        // SAFETY: the caller guarantees an existing built-in dtype. The layout of dtypes depends on the version of
-        // NumPy.
+        // SAFETY: `dtype` is an existing built-in dtype, as this function requires. The layout of dtypes depends on the
+        // version of NumPy.
         unsafe {
             let metadata = if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).1.metadata
@@ -145,8 +145,8 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing `datetime64` or `timedelta64`.
     pub unsafe fn unit_of(self, dtype: *const c_void) -> *mut PyArray_DatetimeDTypeMetaData {
-        // SAFETY: the caller guarantees an existing built-in dtype. The layout of dtypes depends on the version of
-        // NumPy.
+        // SAFETY: `dtype` is an existing built-in dtype, as this function requires. The layout of dtypes depends on the
+        // version of NumPy.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).2[3].cast()

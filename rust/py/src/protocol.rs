@@ -71,8 +71,8 @@ impl PyReplacing {
         self.0.wanted(&dead, &ended)
     }
 
-    /// Records that a child has exited. Returns how many processes have exited at the child's current item, whether
-    /// this process is counted for the first time, and whether the loader must give up.
+    /// Records that a child's process has exited while it computed an item. Returns how many of the child's processes
+    /// have exited at this item, whether this is the first call for `process`, and whether the loader must give up.
     fn judge(
         &mut self,
         child: usize,

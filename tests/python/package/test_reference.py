@@ -1,4 +1,4 @@
-"""The API reference builds without warnings. The reference contains every public object with an example."""
+"""The API reference builds without warnings. It contains every public object, and an example of its use."""
 
 import html
 import importlib

@@ -1,4 +1,4 @@
-"""Checks pipes over files and stores: exact states, closed files and clear errors."""
+"""Checks that pipes that read files resume exactly, close their files and raise clear errors."""
 
 import gc
 import os

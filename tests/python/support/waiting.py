@@ -1,4 +1,4 @@
-"""Functions that wait with a time limit for conditions or forked children, and functions that compute."""
+"""Functions that wait for a condition or a forked child with a time limit, and a function that keeps a core busy."""
 
 import os
 import signal

@@ -37,8 +37,8 @@ class BatchClock:
     """Times some of the batches; fast batches are timed less often.
 
     Args:
-        read: the number of the row of counters for reading samples; None if the dataset's pipes are timed separately.
-        collated: the number of the row of counters for collating.
+        read: the index of the row of counters for reading samples; None if the dataset's pipes are timed separately.
+        collated: the index of the row of counters for `collate_fn`.
     """
 
     __slots__ = ("_board", "_collated", "_full", "_gap", "_longest", "_page", "_random", "_read")

@@ -3,8 +3,8 @@
 Role: with `splits`, a process may run dozens of shards, which would all compute the
 same items before the filter. Each shard has a replica of the whole graph, but only one
 replica reads the pipes before the filter, the *common part*. The common part gives each item to its shard, and queues
-the items that the shards have not requested yet. A common part runs in the thread that runs the shards, either in a
-worker or in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
+the items that the shards have not requested yet. The same thread runs the shards and the pipes before the filter,
+either in a worker or in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
 
 The items of the common part do not depend on the number of workers: its generators are seeded equally in all processes,
 and torch's worker info shows a single worker. A shard's state contains a snapshot of the common part, and the number of
@@ -292,7 +292,7 @@ class CommonPart:
                 self._deal()
 
     def _move_to(self, share: Share) -> None:
-        """Switches to the replica of another shard (`share`), which computes the following items."""
+        """Makes the pipes in the graph of the shard `share` compute the next items of all shards."""
         self._whose, position = share, self.position
         self._turns.enter(1)
         try:

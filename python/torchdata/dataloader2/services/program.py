@@ -450,8 +450,8 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # If no snapshot can be taken, the main process uses the last snapshot of this epoch. Without any snapshot
-            # of this epoch, the main process receives the reason.
+            # If no snapshot can be taken, the main process uses the worker's last snapshot of the epoch. If the epoch
+            # has no earlier snapshot, the main process receives the reason for the missing snapshot.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:

@@ -96,7 +96,8 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
         if generators is None:
             raise ValueError("the generators of this loader state are missing")
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
-        # The shard also runs a pipe that a service has appended, and then yields the items that this pipe holds.
+        # If the reading service has appended a `Prefetcher` or `FullSync` to the graph, the shard runs this pipe, too,
+        # and yields the items that were in the pipe's queue.
         while others and others[0].type in ((AHEAD, SYNC) if alone else (AHEAD,)):
             own, others = [*own, others[0]._replace(type=AHEAD)], others[1:]
         given = position.given - position.drop

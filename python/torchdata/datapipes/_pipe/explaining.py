@@ -31,7 +31,8 @@ def explain(
     Args:
         yielded: the number of items that the pipe had yielded before the exception; None if `iter(datapipe)` raised the
             exception.
-        iterator: the iterator that the pipe's `__iter__` returned; None if `on_error` must not skip the exception.
+        iterator: the iterator that the pipe's `__iter__` returned, or None to prevent `on_error` from skipping the
+            exception.
 
     Returns:
         True if `on_error` has skipped the item; False if the caller must raise `error`; or an exception to raise

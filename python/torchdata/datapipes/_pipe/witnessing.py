@@ -155,8 +155,8 @@ class SampleDigest:
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Returns whether the upper 32 bits of two checksums are equal. Equal upper bits mean that the items differ at
-        most in floats and arrays."""
+        """Returns whether the upper 32 bits of two checksums are equal. The upper bits do not depend on floats and
+        arrays in the items."""
         return one >> 32 == other >> 32
 
 

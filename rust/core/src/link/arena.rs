@@ -1,5 +1,5 @@
-//! Manages the arena of a link. The arena is shared memory for large buffers, and the producer allocates the blocks of
-//! the arena.
+//! Manages an arena: the shared memory of a link for large buffers. The link's producer allocates the blocks of the
+//! arena.
 //!
 //! An allocation uses the lowest free range that is long enough, so that few memory pages are used.
 

@@ -5,8 +5,8 @@ use crate::round_robin::RoundRobin;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Next {
     Deliver(usize),
-    /// Receive an item of the link with this index before the link's turn, because the sender of the next item may wait
-    /// forever otherwise.
+    /// Receive an item over the link with this index, although the reader delivers an item of another link first.
+    /// Otherwise, the sender of the item to deliver first may wait forever.
     TakeIn(usize),
     Wait,
     /// Raise an error, because a required process has exited.

@@ -280,7 +280,8 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the estimated duration of a measured call and of the unmeasured calls since the previous measured call.
+    /// Adds `nanoseconds` to this page's total: the measured duration of one call, plus an estimate for the unmeasured
+    /// calls since the previous measured call.
     pub fn inside(&self, nanoseconds: u64) {
         super::layout::add(&self.header().inside, nanoseconds);
         super::layout::add(&self.header().inside_samples, 1);

@@ -28,7 +28,7 @@ use crate::pipes::metering::Metering;
 use crate::pipes::sequence::SequenceIterator;
 use crate::pipes::token::IterationToken;
 
-/// The iterator number of a guard that the garbage collector has cleared. No iterator has this number.
+/// The garbage collector stores this value in `Guard::id` when it clears a guard. No iterator has this number.
 const CLEARED: u64 = u64::MAX;
 
 #[repr(C)]

@@ -79,7 +79,7 @@ impl IterationToken {
         });
     }
 
-    /// Makes this token count items in the statistics record that `bind` has set. The previous record stays allocated,
+    /// From now on, counts items in the statistics record that `bind` has set. The previous record stays allocated,
     /// because a call in another thread may still use the previous record.
     pub fn activate(&self, py: Python<'_>) {
         self.pending.with(py, |pending| {

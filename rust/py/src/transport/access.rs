@@ -74,8 +74,8 @@ impl Access {
         }
     }
 
-    /// Returns the numbers of the epoch and of the iteration over the dispatched items for a new iterator. The
-    /// iteration number is 0 if the iteration begins only when the iterator requests its first item.
+    /// Returns the number of the epoch, and the number of a new iterator's iteration over the dispatched items. The
+    /// iteration number is 0 if `on_demand` is true, because the iterator's first request then begins the iteration.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }

@@ -173,8 +173,8 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.interrupt = Some(interrupt))
     }
 
-    /// Starts an epoch. The main process must call this method before it sends the command that starts the epoch. A
-    /// thread that is reading an earlier epoch stops.
+    /// Starts an epoch. The main process must call this method before it sends the command that starts the epoch. If
+    /// a thread is reading an earlier epoch, this call makes the thread stop.
     ///
     /// To resume an epoch, `starts`, `turn` (the next shard) and `passed` (the number of iterations over the dispatched
     /// items) describe the position in the epoch.

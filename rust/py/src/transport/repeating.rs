@@ -132,8 +132,8 @@ impl Outlet {
         }
     }
 
-    /// Checks that all items that the reader had already received were recomputed. This method must be called after the
-    /// last item for `target`.
+    /// Checks that all items that the reader `target` had already received were recomputed. This method must be called
+    /// after the last item for this reader was computed.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

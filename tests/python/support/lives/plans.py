@@ -114,13 +114,13 @@ class Life:
         if self.block is not None:
             self.behind.insert(0, "block")
         if self.shard == "dispatch" and "cycle" in self.behind:
-            # A `header` pipe after the dispatch would make the dispatched items depend on timing.
+            # The plan has no `header` pipe after the dispatch, so that the dispatched items do not depend on timing.
             self.behind = [step for step in self.behind if step != "header"]
         self._choose_failing(dice)
         self._choose_blow(dice, blow)
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            # A `header` pipe would make the states of other pipes depend on timing.
+            # The plan has no `header` pipe, so that the states of other pipes do not depend on timing.
             self.before, self.behind = (
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )

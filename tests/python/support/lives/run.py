@@ -267,7 +267,7 @@ class Run:
             raise Differs("an iterator went on after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
-        """Calls `function`, may press Ctrl-C during this call, and returns False if Ctrl-C interrupts the call."""
+        """Calls `function`, sometimes presses Ctrl-C during the call, and returns whether `function` has returned."""
         if not self.life.presses or threading.current_thread() is not threading.main_thread():
             function()
             return True

@@ -88,7 +88,7 @@ class PassRecord:
     grown: list[str] = field(default_factory=list)
     goes_on: bool = False
     claim: Any = None
-    #: For an `on_error` pipe: weak references to the pipes that it has *claimed* (see `skipping`).
+    #: If this record belongs to an `on_error` pipe: weak references to the pipes that may raise exceptions to skip.
     claimed: list[Any] = field(default_factory=list)
     #: A weak reference to the `Renewal`, which replaces the running iterator after a skipped exception.
     renewal: Any = None

@@ -93,9 +93,9 @@ class ZipArchiveLoader(IndexedLoader):
     Args:
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
-            limit applies to each member, and to the sum of the members read so far, as soon as their decompressed size
-            exceeds 1 GiB.
+        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. A
+            decompressed size of at most 1 GiB is always allowed. The ratio is checked for each member, and for all
+            members read so far together.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

@@ -32,7 +32,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     Every process has its own cache, which is copied and pickled with the pipe. If an earlier `sharding_filter` changes
     the process's share of the data, the cache is filled again. States contain the cache, so a state is as large as the
     cache. With worker processes, states leave out a cache that exceeds the `snapshot_budget`. A loader that resumes
-    without the cache repeats the epoch that filled the cache.
+    from a state without the cache recomputes the cached items first.
 
     Args:
         source_dp: the pipe to read.
@@ -52,8 +52,8 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: The number of items that each epoch reads from the source before it reads the cache, because the whole cache
-    #: would exceed `size`.
+    #: The number of the source's first items that the cache lacks, because all items would exceed `size`. Each epoch
+    #: reads these items from the source.
     _given_up: int = state(0, copied=True, lasts=True)
     #: For each earlier `sharding_filter`: its settings when the cache was filled, such as the number of shards.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)

@@ -79,7 +79,8 @@ class _StepData(_PrefetchData):
         #: The error that has prevented a vote, such as the exit of a rank; None if the consumer has already received
         #: this error.
         self.untold: BaseException | None = None
-        #: Whether this rank counts its remaining items for a warning after another rank has ended.
+        #: Whether this rank counts its remaining items once another rank has ended, so that a warning can show the
+        #: number of remaining items.
         self.counts_rest = False
         self.rest = (0, True)  # the number of remaining items, and whether the number is exact
 
