@@ -88,7 +88,7 @@ class PassRecord:
     grown: list[str] = field(default_factory=list)
     goes_on: bool = False
     claim: Any = None
-    #: If this record belongs to an `on_error` pipe: weak references to the pipes that may raise exceptions to skip.
+    #: For an `on_error` pipe, which skips exceptions of earlier pipes: weak references to these earlier pipes.
     claimed: list[Any] = field(default_factory=list)
     #: A weak reference to the `Renewal`, which replaces the running iterator after a skipped exception.
     renewal: Any = None

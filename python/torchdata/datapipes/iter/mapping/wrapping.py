@@ -92,9 +92,9 @@ class IterableWrapper(IterDataPipe[T_co]):
     An iterable that can neither seek nor save its state is reread up to the saved position, with the original states of
     the global random generators. Some of the reread items are compared with the original items. If a reread item
     differs from the original item, for example because of an unseeded random order, resuming raises `RuntimeError`
-    unless the loader's state is loaded with `strict=False`. If the iterable draws from the global random
-    generators for each item, a reread item that differs causes only a `RuntimeWarning`, because other code may have
-    advanced the generators.
+    unless the loader's state is loaded with `strict=False`. If the iterable draws from the global random generators
+    for each item, a reread item that differs causes only a `RuntimeWarning`, because other code may have advanced the
+    generators.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
