@@ -246,8 +246,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # The attribute `cache_holder` makes `on_disk_cache` a direct source of this pipe. Items with existing files reach
-        # this pipe directly from `on_disk_cache`, without the pipes between the two.
+        # The attribute `cache_holder` makes `on_disk_cache` a direct source of this pipe. Items with existing files
+        # reach this pipe directly from `on_disk_cache`, without the pipes between the two.
         self.cache_holder = holder
         holder._end_caching_flag = True
 
