@@ -131,7 +131,7 @@ def test_the_network_is_the_limit_if_both_ends_wait() -> None:
 
     full = diagnose(measured())
     assert full.kind == "network"
-    assert str(full).startswith("The network limits you: 1.0 GiB/s come from 2 workers; main waits 90 %")
+    assert str(full).startswith("The network limits you: 1.0 GiB/s arrive from 2 workers; main waits 90 %")
     assert "worker_prefetch_cnt" in str(full)
     assert diagnose(measured(room=0.1)).kind != "network"  # the cause is slow workers
     assert diagnose(measured(node=None)).kind != "network"  # no worker is on another machine

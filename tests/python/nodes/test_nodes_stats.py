@@ -130,7 +130,7 @@ def test_a_node_with_workers_is_blamed_unless_its_source_is_as_slow() -> None:
 
 
 def test_arguments_without_effect_are_refused() -> None:
-    with pytest.raises(ValueError, match='stats is "counts" or "full"'):
+    with pytest.raises(ValueError, match='stats must be "counts" or "full"'):
         Loader(IterableWrapper(range(3)), stats="all")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="wait_warning is a share from 0 to 1 or None"):
+    with pytest.raises(ValueError, match="wait_warning must be a share from 0 to 1 or None"):
         Loader(ParallelMapper(IterableWrapper(range(3)), decode, num_workers=1), wait_warning=0)

@@ -98,7 +98,7 @@ def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
 def test_computing_during_the_start_does_not_count_as_work(counted):
     words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, beside=0.6)))
     assert words.endswith(
-        "With 25 workers the training step (400 µs) would be the limit if the work is waiting; if it computes, "
+        "With 25 workers the training step (400 µs) would be the limit if the pipes mostly wait; if they compute, "
         "2 workers keep the 2 cores busy."
     )
 
@@ -111,7 +111,7 @@ def test_the_diagnosis_detects_whether_real_workers_compute(counted):
         if kind == "waits":
             assert "are busy with" not in words
         else:
-            assert "more would not be faster" in words or "if it computes" in words
+            assert "more would not be faster" in words or "if they compute" in words
 
 
 def test_no_workers_are_advised_if_they_would_slow_items_down():
@@ -119,5 +119,5 @@ def test_no_workers_are_advised_if_they_would_slow_items_down():
         list(seen)
         stats = replace(seen.stats(), loading=0.5, seconds=5000 * 1e-6, step_seconds=5.1e-7)
     assert diagnose(stats).text.startswith("Loading limits you: it takes 50 % of the time")
-    assert diagnose(stats).text.endswith("An item takes 500 ns: it would come more slowly from a worker.")
+    assert diagnose(stats).text.endswith("An item takes 500 ns, so workers would make the loader slower.")
     assert "MultiProcessingReadingService(20)" in diagnose(replace(stats, seconds=5000 * 2e-5)).text

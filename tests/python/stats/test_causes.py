@@ -40,7 +40,7 @@ def test_a_cause_is_named_with_the_code_at_fault_and_advice_for_that_loader(name
 def test_one_line_with_file_and_line_reports_an_epoch_that_waited_long(door: Door) -> None:
     told = waited_for_long(stats_of(CAUSES["the disk is slow"], door), door, 0.3)
     assert told is not None
-    assert told.startswith(f"{door}: epoch 1 has waited ")
+    assert told.startswith(f"{door}: in epoch 1, the program waited ")
     assert "`Photos.__getitem__` (train.py:12)" in told
     assert "\n" not in told
     assert waited_for_long(stats_of(CAUSES["the disk is slow"], door), door, 0.999) is None

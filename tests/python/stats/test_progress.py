@@ -80,7 +80,7 @@ def test_nothing_is_written_where_there_is_no_terminal(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = DataLoader2(IterableWrapper(range(5)))
-    with pytest.raises(ValueError, match="interval is a positive number"):
+    with pytest.raises(ValueError, match="interval must be a positive number"):
         loader.progress(interval=0)
     assert list(loader.progress()) == list(range(5))
     file = io.StringIO()

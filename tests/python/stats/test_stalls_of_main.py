@@ -84,7 +84,7 @@ def test_a_slow_item_of_the_main_process_is_reported_with_its_stack_repeatedly()
     assert first.category is StallWarning
     text = str(first.message)
     assert text.startswith("no item has come for "), text
-    assert "main itself is at work on it, in Mapper(hang_until_told_twice)" in text
+    assert "main itself is computing it, in Mapper(hang_until_told_twice)" in text
     assert f"main (pid {os.getpid()}) is " in text
     assert "Stack (most recent call first):" in text
     assert "in hang_until_told_twice" in text

@@ -145,10 +145,10 @@ def test_quantiles_are_those_of_single_samples_and_single_batches(monkeypatch: p
 
 
 def test_arguments_without_effect_are_refused() -> None:
-    with pytest.raises(ValueError, match='stats is "counts" or "full"'):
+    with pytest.raises(ValueError, match='stats must be "counts" or "full"'):
         StatefulDataLoader(range(3), stats="all")  # type: ignore[arg-type]
     for share in (0, 1.5, True):
-        with pytest.raises(ValueError, match="wait_warning is a share from 0 to 1 or None"):
+        with pytest.raises(ValueError, match="wait_warning must be a share from 0 to 1 or None"):
             StatefulDataLoader(range(3), wait_warning=share)
 
 
@@ -179,7 +179,7 @@ def test_the_first_epoch_that_waits_for_long_says_so_once_with_file_and_line(
             if told:
                 break
     message = str(told[0].message)
-    assert re.match(rf"{name}: epoch \d+ has waited \d+ % of ", message)
+    assert re.match(rf"{name}: in epoch \d+, the program waited \d+ % of ", message)
     assert "\n" not in message
     assert f"({place_of(Photos.__getitem__.__code__)})" in message or "in `" in message
     with warnings.catch_warnings():

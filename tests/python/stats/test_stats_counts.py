@@ -279,7 +279,7 @@ def test_statistics_are_plain_values_and_a_table():
 
 
 def test_an_argument_or_an_environment_variable_selects_the_counters(monkeypatch):
-    with pytest.raises(ValueError, match='stats is "counts" or "full"'):
+    with pytest.raises(ValueError, match='stats must be "counts" or "full"'):
         DataLoader2(IterableWrapper([1]), stats="all")
     with pytest.raises(ValueError, match="stall_warning"):
         DataLoader2(IterableWrapper([1]), stall_warning=0)

@@ -321,9 +321,9 @@ def test_the_live_view_shows_processes_pipes_and_the_diagnosis_and_leaves_no_res
     narrow, low = top(process.pid, rows=24, columns=80), top(process.pid, rows=7)
     narrow.wait("worker process 1", "Mapper(step)", "items/s")
     assert not any("…" in line for line in narrow.read().splitlines() if "worker process" in line)
-    low.wait("items/s", "q quit   s stacks   ", "lines more than there is room for")
+    low.wait("items/s", "q quit   s stacks   ", "more lines do not fit")
     # If the screen has only seven rows, its last row contains the number of hidden lines.
-    wait_for(lambda: f" {len(screen.read().rstrip().splitlines()) - 7} lines more" in low.read())
+    wait_for(lambda: f" {len(screen.read().rstrip().splitlines()) - 7} more lines" in low.read())
     for one in (screen, narrow, low):
         one.press("q")
         assert one.end() == 0

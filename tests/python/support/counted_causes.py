@@ -67,9 +67,9 @@ CAUSES: dict[str, Cause] = {
     "the main process trains": Cause("training", reads=2.0, step=40.0, words={"": "the step between two items"}),
     "the main process evaluates, without workers": Cause("training", workers=0, reads=0.5, step=40.0),
     "there are too many workers for the step": Cause(
-        "training", workers=16, reads=4.0, step=30.0, words={"": "fewer would do"}
+        "training", workers=16, reads=4.0, step=30.0, words={"": "fewer workers are enough"}
     ),
-    "too many workers fight over cores": Cause("cores", workers=16, reads=80.0, computes=1.0, stands=3.0, cores=4),
+    "too many workers compete for cores": Cause("cores", workers=16, reads=80.0, computes=1.0, stands=3.0, cores=4),
     "each worker runs many threads": Cause(
         "cores", workers=4, reads=80.0, computes=4.0, stands=2.0, cores=4, words={"": "OMP_NUM_THREADS=1"}
     ),
@@ -115,7 +115,7 @@ CAUSES: dict[str, Cause] = {
         batches=100,
         words={"StatefulDataLoader": "persistent_workers=True", "DataLoader2": "multiprocessing_context"},
     ),
-    "a worker hangs": Cause("stalled", stalled=60.0, words={"": "main has waited for worker process 0"}),
+    "a worker hangs": Cause("stalled", stalled=60.0, words={"": "main has waited 60 s for worker process 0"}),
     "the dataset is empty": Cause("empty", "reads", batches=0),
     "the epoch has just begun": Cause("too early", batches=4),
 }

@@ -194,8 +194,8 @@ def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
             name = getattr(getattr(threading, "_active", {}).get(ident), "name", ident)
             stacks.append(f"Thread {name}, {own_stack(ident)[0].lower()}{own_stack(ident)[1:]}")
     return (
-        f"no item has come for {duration(waited)}: main itself is at work on it{runs}. "
-        f"main (pid {os.getpid()}) is {where}.\n" + "\n".join(stacks)
+        f"no item has come for {duration(waited)}: main itself is computing it{runs}. main (pid {os.getpid()}) is "
+        f"{where}.\n" + "\n".join(stacks)
     )
 
 

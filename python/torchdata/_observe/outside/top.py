@@ -128,8 +128,8 @@ def _screen(views: list[_View], stacks: bool, console: Any) -> Any:
     lines, room = console.render_lines(Group(*parts), pad=False), console.height - 1
     below = "q quit   s stacks"
     if (more := len(lines) - room) > 0:
-        below += f"   {more} lines more than there is room for"
-        below += "; `top PID` shows those of one process" if len(views) > 1 else ""
+        below += f"   {more} more lines do not fit"
+        below += "; `top PID` shows one process" if len(views) > 1 else ""
     return Group(SegmentLines(lines[:room], new_lines=True), Text(below, style="dim", no_wrap=True))
 
 

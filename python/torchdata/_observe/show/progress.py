@@ -18,7 +18,7 @@ class ProgressBar(Generic[T_co]):
         self, loader: Any, *, description: str = "", file: IO[str] | None = None, interval: float = 0.5
     ) -> None:
         if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval > 0:
-            raise ValueError(f"progress: interval is a positive number of seconds, not {interval!r}")
+            raise ValueError(f"progress: interval must be a positive number of seconds, not {interval!r}")
         self._loader = loader
         self._description = description or None
         self._file = file

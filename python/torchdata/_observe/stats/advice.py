@@ -29,9 +29,9 @@ _OF_PIPES = Advice(
     workers="MultiProcessingReadingService({})",
     full='DataLoader2(…, stats="full")',
     memory="Hold fewer items, copy what you keep, or raise memory_budget of the reading service.",
-    larger="larger items: put `.batch(…)` at the end of what the workers run.",
-    shares="Share single items (sharding_filter behind what reads the files), make shards of one size, or use "
-    "sharding_round_robin_dispatch.",
+    larger="larger items: put `.batch(…)` at the end of the workers' pipes.",
+    shares="Divide single items (`.sharding_filter()` after the pipe that reads the files), make all shards equally "
+    "large, or use sharding_round_robin_dispatch.",
     start=_START,
 )
 _OF_BATCHES = Advice(
@@ -40,7 +40,7 @@ _OF_BATCHES = Advice(
     memory="Hold fewer batches, or copy what you keep.",
     larger="larger batches: raise batch_size.",
     shares="Have the iterable dataset divide single samples among the workers (get_worker_info), or make their shares "
-    "of one size.",
+    "equally large.",
     start=f"persistent_workers=True starts them once; {_START}",
 )
 

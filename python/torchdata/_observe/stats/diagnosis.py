@@ -88,8 +88,8 @@ def waited_for_long(stats: LoaderStats, loader: str, share: float) -> str | None
     if waited <= share or verdict.kind in ("training", "too early", "empty"):
         return None
     return (
-        f"{loader}: epoch {stats.epoch} has waited {percent(waited)} of {duration(whole)} for the loader. {verdict} "
-        "(wait_warning=None or TORCHDATA_WAIT_WARNING=0 turns this line off)"
+        f"{loader}: in epoch {stats.epoch}, the program waited {percent(waited)} of {duration(whole)} for the loader. "
+        f"{verdict} (wait_warning=None or TORCHDATA_WAIT_WARNING=0 turns this warning off)"
     )
 
 
@@ -101,7 +101,7 @@ def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
         return verdict
     places = ", ".join(f"{count} {name}" for name, count in skipped.items())
     count = sum(skipped.values())
-    return dataclasses.replace(verdict, text=f"{verdict.text} {count} items were skipped as they raised: {places}.")
+    return dataclasses.replace(verdict, text=f"{verdict.text} {count} items were skipped after errors: {places}.")
 
 
 def empty(stats: LoaderStats) -> Verdict | None:
@@ -114,8 +114,8 @@ def empty(stats: LoaderStats) -> Verdict | None:
     if dry is not None:
         said = f"; its source, {_called(dry)}, yielded nothing"
         if dry.items_in:
-            said = f"; {_called(dry)} passed on none of {dry.items_in} items"
-    text = f"The pipeline is empty: an epoch has ended, and no item came{said}."
+            said = f"; {_called(dry)} received {dry.items_in} items and yielded none"
+    text = f"The pipeline is empty: an epoch has ended without any item{said}."
     return _blaming("empty", text, None if dry is None else dry.process, dry)
 
 
@@ -126,7 +126,7 @@ def too_early(stats: LoaderStats) -> Verdict | None:
     if idle is not None:
         return idle
     return Verdict(
-        "too early", f"It is too early for a diagnosis: {stats.items} items were loaded; ask again after {FEWEST}."
+        "too early", f"It is too early for a diagnosis: {stats.items} items were loaded, {FEWEST} are needed."
     )
 
 
@@ -140,12 +140,12 @@ def stalled(stats: LoaderStats) -> Verdict | None:
     chain = blame(processes, main.waits_for or "")
     if not chain:
         return None
-    where = f"Look where it stands: python -m torchdata top {main.pid}, key s."
+    where = f"To see its stack, run python -m torchdata top {main.pid}, and press s."
     if chain[-1].node is not None:
-        where = "`stall_warning` of the loader tells where it stands."
+        where = "The loader's `stall_warning` shows its stack."
     return Verdict(
         "stalled",
-        f"Nothing comes: for {duration(main.waits_seconds)} main has waited for "
+        f"No item arrives: main has waited {duration(main.waits_seconds)} for "
         f"{', which waits for '.join(process.called for process in chain)}, which is {chain[-1].state}. {where}",
         chain[-1].name,
         chain[-1].runs,
@@ -174,11 +174,9 @@ def slow_first_item(stats: LoaderStats) -> Verdict | None:
     where = f" The slowest pipe is {_called(worst)}." if worst is not None else ""
     return _blaming(
         "first item",
-        f"The first item limits you: it takes {duration(first)}, "
-        f"{percent(waited / (waited + stats.seconds))} of the time; all "
-        f"others of an epoch come within {duration(stats.seconds / stats.epochs)}.{where} Look at what "
-        "pipes do before their first "
-        "item (a shuffle fills its buffer, a source lists its files, workers import the program: "
+        f"The first item limits you: it takes {duration(first)}, {percent(waited / (waited + stats.seconds))} of the "
+        f"time; all later items of an epoch take {duration(stats.seconds / stats.epochs)}.{where} Check what the pipes "
+        "do before their first item (a shuffle fills its buffer, a source lists its files, workers import the program: "
         f"{advice_for(stats).start}).",
         None,
         worst,
@@ -191,10 +189,10 @@ def training(stats: LoaderStats) -> Verdict | None:
         return None
     spare = ""
     if len(stats.workers) > 1 and (stats.held_up or 0) > 0.5:
-        spare = f" Workers waited {percent(stats.held_up)} of the time for room: fewer would do."
+        spare = f" Workers waited {percent(stats.held_up)} of the time for free space: fewer workers are enough."
     return Verdict(
         "training",
-        f"Training limits you: loading takes {percent(share)} of the time, the step between two items "
+        f"Training limits you: loading takes {percent(share)} of the time, and the step between two items takes "
         f"{duration(stats.step_seconds)}.{spare}",
         process="main",
     )
@@ -206,9 +204,9 @@ def full_memory(stats: LoaderStats) -> Verdict | None:
         return None
     what = []
     if stats.copied_bytes:
-        what.append(f"{size(stats.copied_bytes)} were copied out because your program holds more items than half of it")
+        what.append(f"{size(stats.copied_bytes)} were copied because items in your program take more than half of it")
     if stats.fragments:
-        what.append(f"{stats.fragments} fragments went around it because items found no room")
+        what.append(f"{stats.fragments} fragments were sent without it because it had no free space")
     return Verdict(
         "memory",
         f"The memory budget of {size(stats.shared_memory_limit)} is full: of {size(stats.bytes)} "
@@ -238,8 +236,8 @@ def oversubscribed(stats: LoaderStats) -> Verdict | None:
     )
     return Verdict(
         "cores",
-        f"Workers fight over cores: {threads:.0f} threads of {len(children)} processes want to run on {stats.cores} "
-        f"cores, and stood in line for {percent(stood / (ran + stood))} of their time; {advice}.",
+        f"Workers compete for cores: {threads:.0f} threads of {len(children)} processes share {stats.cores} cores, and "
+        f"waited for a core for {percent(stood / (ran + stood))} of their time; {advice}.",
     )
 
 
@@ -252,8 +250,8 @@ def dispatching(stats: LoaderStats) -> Verdict | None:
     return _blaming(
         "dispatching",
         f"The dispatching process limits you: the workers wait {percent(_input_of(stats))} of the time for its items, "
-        f"and it waits {percent(process.room)} for them.{where} Move work behind sharding_round_robin_dispatch, where "
-        "all workers share it.",
+        f"and it waits {percent(process.room)} of the time for them to take items.{where} Move work after "
+        "sharding_round_robin_dispatch, so that all workers share it.",
         process.name,
         worst,
     )
@@ -273,10 +271,11 @@ def network(stats: LoaderStats) -> Verdict | None:
         return None
     return Verdict(
         "network",
-        f"The network limits you: {size(stats.network_bytes_per_second)}/s come from {_counted(len(far), 'worker')}; "
-        f"main waits {percent(stats.waiting)} of the time for items, and the workers {percent(held)} for room. More "
-        "workers would not help. For large items, send fewer bytes (smaller types, decode in the main process). For "
-        "small items, put `.batch(…)` at the end of what the workers run, or raise worker_prefetch_cnt.",
+        f"The network limits you: {size(stats.network_bytes_per_second)}/s arrive from {_counted(len(far), 'worker')}; "
+        f"main waits {percent(stats.waiting)} of the time for items, and the workers wait {percent(held)} of the time "
+        "for free space. More workers would not help. For large items, send fewer bytes (smaller types, decode in the "
+        "main process). For small items, put `.batch(…)` at the end of the workers' pipes, or raise "
+        "worker_prefetch_cnt.",
         "main",
     )
 
@@ -299,9 +298,9 @@ def sending(stats: LoaderStats) -> Verdict | None:
         return None
     return Verdict(
         "sending",
-        f"Sending limits you: an item takes {duration(each)} of a worker and {duration(stats.seconds / stats.items)} "
-        f"to arrive; the workers wait {percent(stats.held_up)} of the time for room. num_workers=0 would be "
-        f"faster, or {advice_for(stats).larger}",
+        f"Sending limits you: a worker makes an item in {duration(each)}, but main receives one every "
+        f"{duration(stats.seconds / stats.items)}; the workers wait {percent(stats.held_up)} of the time for free "
+        f"space. Use num_workers=0, or {advice_for(stats).larger}",
         "main",
     )
 
@@ -317,9 +316,9 @@ def packing(stats: LoaderStats) -> Verdict | None:
         return None
     return Verdict(
         "packing",
-        f"Packing limits you: {worker.called} works {duration(worker.busy_seconds / worker.items)} an item, "
-        f"{duration(each)} of that outside of your functions, where items are pickled and copied. Give arrays or "
-        "tensors in the place of objects, or smaller items.",
+        f"Packing limits you: {worker.called} works {duration(worker.busy_seconds / worker.items)} per item, and "
+        f"{duration(each)} of this time is spent outside of your functions, to pickle and copy the item. Yield arrays "
+        "or tensors instead of objects, or smaller items.",
         worker.name,
     )
 
@@ -335,9 +334,10 @@ def idle_workers(stats: LoaderStats) -> Verdict | None:
         return None
     return Verdict(
         "idle workers",
-        f"{len(idle)} of {len(stats.workers)} workers got nothing to do: `ShardingFilter` shares out {most} items, and "
-        f"all of them go to {', '.join(worker.name for worker in stats.workers if worker.items)}. Make blocks smaller "
-        "(ShardingPolicy(block=1)), use fewer workers, or shard behind the pipe that makes many items of each.",
+        f"{len(idle)} of {len(stats.workers)} workers received no items: `ShardingFilter` divides {most} items among "
+        f"the workers, and all of them go to {', '.join(worker.name for worker in stats.workers if worker.items)}. "
+        "Make blocks smaller (ShardingPolicy(block=1)), use fewer workers, or shard after the pipe that makes several "
+        "items from each one.",
         idle[0].name,
     )
 
@@ -373,9 +373,9 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
         return _blaming(
             "slow source",
             f"Reading limits you: each of {len(stats.workers)} workers reads all {worst.items_out} items of "
-            f"{_called(worst)}, {_each(worst)}, for the {sharing.items_out} that it keeps, so that more workers are no "
-            "faster: share out what it reads (names of files, row groups) by `.sharding_filter()` before it is read, "
-            "or make reading faster.",
+            f"{_called(worst)}, {_each(worst)}, but keeps only {sharing.items_out}, so more workers do not help: put "
+            "`.sharding_filter()` before the reading pipe, to divide its input (names of files, row groups), or make "
+            "reading faster.",
             worker.name,
             worst,
         )
@@ -383,9 +383,8 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
     call = f".map({function})" if function and _maps(worst) else f"`{worst.name}`"
     return _blaming(
         "work before sharding",
-        f"Each of {len(stats.workers)} workers runs {_called(worst)} for all items, {sharing.items_in} times for the "
-        f"{sharing.items_out} that it keeps, so that more workers are no faster: move `.sharding_filter()` before "
-        f"{call}.",
+        f"Each of {len(stats.workers)} workers runs {_called(worst)} for all {sharing.items_in} items, but keeps only "
+        f"{sharing.items_out}, so more workers do not help: move `.sharding_filter()` before {call}.",
         worker.name,
         worst,
     )
@@ -412,8 +411,8 @@ def skewed_shard(stats: LoaderStats) -> Verdict | None:
     return Verdict(
         "skewed shard",
         f"A skewed shard limits you: {most.called} has {percent(most.items / stats.items) if stats.items else '-'} of "
-        f"the items ({most.items}, the others {usual:.0f}) and works {duration(most.seconds)} where they work "
-        f"{duration(median(worker.seconds for worker in others))}. {advice_for(stats).shares}",
+        f"the items ({most.items}; other workers have {usual:.0f}) and works {duration(most.seconds)}, whereas other "
+        f"workers work {duration(median(worker.seconds for worker in others))}. {advice_for(stats).shares}",
         process=most.name,
     )
 
@@ -438,8 +437,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     return _blaming(
         "slow worker",
         f"One slow worker limits you: {percent(blamed)} of main's waiting is for {slow.called} (pid {slow.pid}), which "
-        f"takes {duration(each)} an item where the others take {duration(usual)}{where}. In strict order all wait for "
-        "it: look at what is special about its share, or use in_order=False.",
+        f"takes {duration(each)} per item{where}, whereas other workers take {duration(usual)}. In strict order, all "
+        "workers wait for it: check what is special about its share of the data, or use in_order=False.",
         slow.name,
         worst,
     )
@@ -470,12 +469,12 @@ def _loading_in_main(stats: LoaderStats) -> Verdict:
     main = stats.main
     worst = _slowest_pipe([main]) if main is not None else None
     if stats.loading is None:
-        text = f"{stats.items_per_second:.4g} items a second are loaded, in this process; more is not known."
+        text = f"This process loads {stats.items_per_second:.4g} items per second; nothing else was measured."
         return Verdict("loading", text, "main")
     text = f"Loading limits you: it takes {percent(stats.loading)} of the time, in this process; {_where(worst, stats)}"
     each = stats.loading * stats.seconds / stats.items
     if each < WORTH_A_WORKER:
-        text += f" An item takes {duration(each)}: it would come more slowly from a worker."
+        text += f" An item takes {duration(each)}, so workers would make the loader slower."
     elif stats.step_seconds:
         step = max(stats.step_seconds, 1e-9)
         workers, words = math.ceil(each / step), advice_for(stats).workers
@@ -494,7 +493,7 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
     return (
         "where the time goes is not known yet."
         if stats.full
-        else f"{advice_for(stats).full} or TORCHDATA_STATS=full tells which pipe takes the time."
+        else f"{advice_for(stats).full} or TORCHDATA_STATS=full shows which pipe takes the time."
     )
 
 
@@ -531,7 +530,7 @@ def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
     if workers <= surely:
         return f"{text}."
     keep = f"{_counted(stats.cores, 'worker')} {'keeps' if stats.cores == 1 else 'keep'}"
-    return f"{text} if the work is waiting; if it computes, {keep} the {_counted(stats.cores, 'core')} busy."
+    return f"{text} if the pipes mostly wait; if they compute, {keep} the {_counted(stats.cores, 'core')} busy."
 
 
 def _limit(step: float | None) -> str:
@@ -570,7 +569,7 @@ def _called(pipe: PipeStats) -> str:
 
 
 def _each(pipe: PipeStats) -> str:
-    return f"{duration(pipe.seconds_per_item)} an item"
+    return f"{duration(pipe.seconds_per_item)} per item"
 
 
 RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (

@@ -56,12 +56,12 @@ class Recorder:
         chosen = os.environ.get(VARIABLE) or "counts" if level is None else level
         if chosen not in _LEVELS:
             source = f"the environment variable {VARIABLE}" if level is None else "stats"
-            raise ValueError(f'{source} is "counts" or "full", not {chosen!r}')
+            raise ValueError(f'{source} must be "counts" or "full", not {chosen!r}')
         if stall_warning is not None and (isinstance(stall_warning, bool) or not stall_warning > 0):
-            raise ValueError(f"stall_warning is a positive number of seconds or None, not {stall_warning!r}")
+            raise ValueError(f"stall_warning must be a positive number of seconds or None, not {stall_warning!r}")
         self.full = chosen == "full"
         if wait_warning is not None and (isinstance(wait_warning, bool) or not 0 < wait_warning <= 1):
-            raise ValueError(f"wait_warning is a share from 0 to 1 or None, not {wait_warning!r}")
+            raise ValueError(f"wait_warning must be a share from 0 to 1 or None, not {wait_warning!r}")
         self.stall_warning, self.wait_warning = stall_warning, wait_warning
         self._is_wait_told = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
         self._began = 0.0
@@ -171,8 +171,8 @@ class Recorder:
             self._is_damage_told = True
             warn_in_thread(
                 RuntimeWarning(
-                    f"the statistics of this loader are incomplete: {damage}. Code in one of its processes has written "
-                    "over memory that is not its own; items that were damaged are reported as errors"
+                    f"the statistics of this loader are incomplete: {damage}. Code in one of its processes has "
+                    "overwritten the loader's memory; damaged items are reported as errors"
                 )
             )
 

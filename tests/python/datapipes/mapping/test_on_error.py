@@ -159,7 +159,7 @@ def test_a_loader_reports_the_items_that_its_workers_have_skipped():
         assert sum(one.skipped for one in stats.pipes) == 40
         assert "ValueError in Mapper(int), worker process 1" in str(stats)
         assert {"ValueError": 40} in [pipe.skipped_kinds for pipe in stats.merged_pipes()]
-        assert "40 items were skipped as they raised: 40 ValueError in Mapper(int)" in str(loader.diagnose())
+        assert "40 items were skipped after errors: 40 ValueError in Mapper(int)" in str(loader.diagnose())
 
 
 def strict_int(text):
