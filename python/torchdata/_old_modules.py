@@ -158,7 +158,7 @@ class _OldModules:
 
         def __getattr__(name: str) -> Any:
             if name not in homes:
-                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}; what it held is in {home}")
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}; its names are in {home}")
             where, now = homes[name]
             return getattr(importlib.import_module(where), now)
 

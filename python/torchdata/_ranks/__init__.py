@@ -21,8 +21,8 @@ def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:
     if hasattr(process_group, "get_group") and hasattr(process_group, "mesh_dim_names"):
         if process_group.ndim != 1:
             raise ValueError(
-                f"{whose}: the device mesh has {process_group.ndim} dimensions; give the one over which data is "
-                f'divided, as in mesh["dp"], out of {process_group.mesh_dim_names}'
+                f"{whose}: the device mesh has {process_group.ndim} dimensions, {process_group.mesh_dim_names}; "
+                f'select the dimension over which data is divided, as in mesh["dp"]'
             )
         process_group = process_group.get_group()
     elif process_group is dist.GroupMember.NON_GROUP_MEMBER:

@@ -79,8 +79,8 @@ class UncopyableGroup:
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
-            "a group of ranks in use can be neither pickled nor copied, nor can the pipe or the reading service that "
-            "talks through it: copy them before they are iterated, and give each DataLoader2 a service of its own"
+            "a group of ranks in use cannot be pickled or copied, and neither can the pipe or the reading service that "
+            "uses it: copy them before they are iterated, and give each DataLoader2 its own service"
         )
 
 

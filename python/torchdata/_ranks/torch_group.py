@@ -50,8 +50,8 @@ def require_available(whose: str) -> Any:
         import torch.distributed as dist
     except ImportError as error:
         raise RuntimeError(
-            f"{whose} needs PyTorch, which is not installed: `pip install torch`; for other ranks pass `process_group` "
-            "of your own, and on one machine use MultiProcessingReadingService alone"
+            f"{whose} needs PyTorch, which is not installed: `pip install torch`; or pass your own `process_group`, "
+            "or, on one machine, use MultiProcessingReadingService alone"
         ) from error
     if not dist.is_available():
         raise RuntimeError(

@@ -25,7 +25,7 @@ from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.* has taken its place"),
+    pytest.mark.filterwarnings("ignore:.*A new process replaced it"),
     pytest.mark.filterwarnings("ignore:resuming from this state"),
     pytest.mark.filterwarnings("ignore:the main process holds .* of items, more than the memory budget"),
     *of_ray,

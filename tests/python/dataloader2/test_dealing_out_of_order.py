@@ -105,7 +105,7 @@ def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...]) -> list[An
 
 @pytest.mark.parametrize(("build", "child"), [*zip(BUILDS.values(), [0, -1, 1], strict=False)])
 def test_nothing_is_lost_or_doubled_when_processes_exit(build: Build, child: int) -> None:
-    with loader(build, on_worker_exit="restart") as dying, pytest.warns(RuntimeWarning, match="taken its place"):
+    with loader(build, on_worker_exit="restart") as dying, pytest.warns(RuntimeWarning, match="process replaced it"):
         got = read(dying, child, (10, 35))
     assert elements(got) == expected(build)
 

@@ -21,7 +21,7 @@ from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:.* has taken its place"),
+    pytest.mark.filterwarnings("ignore:.*A new process replaced it"),
     pytest.mark.filterwarnings("ignore:resuming from this state"),
     needs_ray,
     *of_ray,

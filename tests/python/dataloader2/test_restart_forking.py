@@ -15,7 +15,7 @@ from torchdata._engine.processes import forker, forking_process
 from torchdata._engine.workers import restart as taking_places
 from torchdata.dataloader2.error import WorkerExitedError
 
-pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.* has taken its place")]
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*A new process replaced it")]
 
 
 ITEMS = 600
@@ -81,7 +81,7 @@ def test_children_of_a_fork_server_that_is_killed_are_replaced_once_they_exit(re
         assert got + list(iterator) == expected()[1]
         assert loader.stats().restarts == 1
     assert all(map(is_gone, pids))
-    [told] = [str(warning.message) for warning in recwarn if "has taken its place" in str(warning.message)]
+    [told] = [str(warning.message) for warning in recwarn if "A new process replaced it" in str(warning.message)]
     assert "the process that forked it and reports its exit code has exited before it" in told
 
 

@@ -25,7 +25,7 @@ from torchdata.datapipes.state import save_generators
 pytestmark = [
     pytest.mark.alone,
     pytest.mark.usefixtures("often"),
-    pytest.mark.filterwarnings("ignore:.* has taken its place"),
+    pytest.mark.filterwarnings("ignore:.*A new process replaced it"),
     pytest.mark.filterwarnings("ignore:the pipes of a worker hold"),
 ]
 

@@ -353,7 +353,7 @@ def test_a_worker_that_is_killed_is_replaced_at_its_position_in_a_later_epoch() 
         iterator = iter(loader)
         epochs[-1] += [next(iterator) for _ in range(75)]
         os.kill(pids_of(loader)[0], signal.SIGKILL)
-        with pytest.warns(RuntimeWarning, match="Another process has taken its place"):
+        with pytest.warns(RuntimeWarning, match="A new process replaced it"):
             epochs[-1] += list(iterator)
     loader.shutdown()
     assert epochs == whole

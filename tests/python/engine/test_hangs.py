@@ -68,7 +68,7 @@ def test_a_hanging_process_is_reported_and_nothing_is_lost_even_after_a_load(fol
         assert list(other) == list(range(5, 40))
         reports.append("\n".join(str(one.message) for one in told))
     for words in reports:
-        assert "made nothing for" in words
+        assert "yielded nothing for" in words
         assert "Mapper(HangingAt)" in words
         assert "in __call__" in words, "the stack"
         assert ("the dispatching process" if dispatched == "before" else "worker process 1") in words
@@ -85,7 +85,7 @@ def test_an_item_at_which_each_process_hangs_is_named_after_three_tries(folder, 
     monkeypatch.setattr(Restarts, "_how_it_died", noted)
     with hanging(HangingAt("sleep", 13, folder, 9), dispatched) as loader:
         got = []
-        with pytest.raises(WorkerExitedError, match=r"as 2 before it in its place.*leave the item out") as caught:
+        with pytest.raises(WorkerExitedError, match=r"in attempt 3 to compute it.*leave the item out") as caught:
             for item in loader:
                 got.append(item)
     assert got == list(range(len(got)))
@@ -117,11 +117,11 @@ def test_a_working_process_has_the_patience_and_any_other_process_the_timeout(fo
         assert list(loader) == list(range(40))
     words = "\n".join(str(one.message) for one in told)
     if way == "loop":
-        (seconds,) = re.findall(r"worked, but made nothing for ([\d.]+) s,.*was killed for it \(`patience`\)", words)
+        (seconds,) = re.findall(r"worked, but yielded nothing for ([\d.]+) s,.*was killed for it \(`patience`\)", words)
         assert float(seconds) >= patience
         assert "raise the patience if it was slow" in words
     else:
-        assert re.search(r"process 1 .* made nothing for.*was killed for it \(`timeout`\)", words)
+        assert re.search(r"process 1 .* yielded nothing for.*was killed for it \(`timeout`\)", words)
         assert "(`patience`)" not in words
 
 

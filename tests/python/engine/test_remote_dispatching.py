@@ -16,7 +16,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.filterwarnings("ignore:.* has taken its place"),
+    pytest.mark.filterwarnings("ignore:.*A new process replaced it"),
     pytest.mark.filterwarnings("ignore:resuming from this state"),
     pytest.mark.filterwarnings("ignore:the main process holds .* of items, more than the memory budget"),
 ]
@@ -77,7 +77,7 @@ def test_a_dispatching_process_that_hangs_is_blamed_and_not_the_workers_that_wai
     pipe = IterableWrapper(range(200)).map(once).sharding_round_robin_dispatch(MULTIPROCESSING).map(double)
     options = {"timeout": 2.0, "on_timeout": "restart"}
     with (
-        pytest.warns(RuntimeWarning, match=r"the dispatching process \(pid \d+\) made nothing for"),
+        pytest.warns(RuntimeWarning, match=r"the dispatching process \(pid \d+\) yielded nothing for"),
         DataLoader2(pipe, reading_service=LocallyRemote(WORKERS, **options)) as loader,
     ):
         assert list(loader) == list(range(0, 400, 2))

@@ -21,7 +21,7 @@ from torchdata._observe.stats.model import LoaderStats, ProcessStats
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
-pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.* has taken its place")]
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*A new process replaced it")]
 
 WORKERS = 2
 
@@ -190,6 +190,6 @@ def test_a_hanging_process_is_replaced_and_nothing_is_lost(way: str, dies_too: b
         loader.seed(5)
         assert got == list(loader)
     words = "\n".join(str(one.message) for one in told)
-    assert re.search(r"worker process \d \(pid \d+ on .*, Ray actor here\) made nothing for", words), words
+    assert re.search(r"worker process \d \(pid \d+ on .*, Ray actor here\) yielded nothing for", words), words
     assert "and was killed for it (`timeout`)" in words
     assert "File " in words

@@ -26,7 +26,7 @@ from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.filterwarnings("ignore:.* has taken its place"),
+    pytest.mark.filterwarnings("ignore:.*A new process replaced it"),
     pytest.mark.filterwarnings("ignore:resuming from this state"),
 ]
 

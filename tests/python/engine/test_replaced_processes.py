@@ -108,14 +108,14 @@ def test_a_working_process_has_the_time_that_patience_allows(family: Any, way: s
 def test_a_warning_reports_the_exit_and_the_replacement(family: Any, tmp_path: Path) -> None:
     with (
         ended(family(At(Exits(tmp_path, 1)), **EXITS)) as loader,
-        pytest.warns(RuntimeWarning, match=r"at its (batch|item) number \d.*Another process has taken its place"),
+        pytest.warns(RuntimeWarning, match=r"at its (batch|item) number \d.*A new process replaced it"),
     ):
         assert list(loader) == list(range(COUNT))
 
 
 @each_family
 @pytest.mark.parametrize("how", ["exits", "hangs"])
-@pytest.mark.filterwarnings("ignore:.*(was killed for it|Another process):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*(was killed for it|A new process):RuntimeWarning")
 def test_the_third_process_that_exits_or_hangs_at_an_item_raises_an_error_that_names_it(
     family: Any, how: str, tmp_path: Path
 ) -> None:
@@ -123,7 +123,7 @@ def test_the_third_process_that_exits_or_hangs_at_an_item_raises_an_error_that_n
     with ended(family(At(act), workers=1, **options)) as loader:
         iterator = iter(loader)
         assert [next(iterator) for _ in range(AT)] == list(range(AT))
-        with pytest.raises(WorkerExitedError, match="(?s)as 2 before it in its place.*, or correct the") as caught:
+        with pytest.raises(WorkerExitedError, match="(?s)in attempt 3 to compute it.*, or correct the") as caught:
             next(iterator)
         assert caught.value.item == AT
         if family is nodes:  # only nodes yield further items after the error

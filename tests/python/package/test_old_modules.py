@@ -33,7 +33,7 @@ def test_an_old_module_exports_names_that_have_moved(old: str) -> None:
 
 def test_a_name_that_an_old_module_did_not_have_is_an_attribute_error_that_names_the_new_place() -> None:
     module = importlib.import_module("torchdata.datapipes.iter.util.cycler")
-    with pytest.raises(AttributeError, match=r"'nothing'; what it held is in torchdata\.datapipes\.iter$"):
+    with pytest.raises(AttributeError, match=r"'nothing'; its names are in torchdata\.datapipes\.iter$"):
         _ = module.nothing
 
 

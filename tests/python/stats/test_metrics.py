@@ -72,7 +72,7 @@ def test_prometheus_scrapes_what_the_loader_counts() -> None:
     assert own[("pipe", "Mapper(slow)"), ("process", "worker process 0"), rank] >= 0.04
 
 
-@pytest.mark.filterwarnings("ignore:.* has taken its place")
+@pytest.mark.filterwarnings("ignore:.*A new process replaced it")
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_no_counter_decreases_when_a_process_is_replaced(dispatched: bool) -> None:
     pytest.importorskip("prometheus_client", reason="it is an extra")

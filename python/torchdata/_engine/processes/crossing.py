@@ -130,8 +130,8 @@ def warn_of_lacks() -> None:
         _warned = True
         warnings.warn(
             "this system has no memfd_create or no pidfd_open, or forbids them (an old kernel, or a sandbox that "
-            "filters system calls), so workers share memory through temporary files, and wait by short naps: slower, "
-            "and limited by the file system that TMPDIR names. TORCHDATA_PORTABLE=1 asks for that without this warning",
+            "filters system calls), so workers share memory through temporary files, and poll while they wait. This is "
+            "slower, and limited by the file system of TMPDIR. TORCHDATA_PORTABLE=1 selects this without a warning",
             RuntimeWarning,
             stacklevel=2,
         )

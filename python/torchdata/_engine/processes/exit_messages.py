@@ -28,8 +28,8 @@ _BY_SIGNAL = {
     "SIGKILL": "the kernel does that when memory runs out (see dmesg): use fewer workers, smaller prefetch "
     "counts or a memory_budget",
     "SIGSEGV": "a native library in its pipes crashed: run with PYTHONFAULTHANDLER=1 to see where",
-    "SIGABRT": "a native library aborted the process, as this package does if the system has no memory left (ulimit "
-    "-v, or the container's limit): see its output above, use fewer workers or smaller items; PYTHONFAULTHANDLER=1 "
+    "SIGABRT": "a native library aborted the process, as this package does when memory runs out (ulimit -v, or the "
+    "container's limit): see the output above, use fewer workers or smaller items; PYTHONFAULTHANDLER=1 "
     "shows where",
     "SIGBUS": "there is no memory or disk space left for a mapping",
     "SIGTERM": "code in this process has sent the signal, because a SIGTERM from another process does not end a child",
@@ -39,7 +39,7 @@ _BY_SIGNAL = {
 def exit_message(child: Any) -> str:
     """`child` is a `ChildProcess`."""
     how, advice = how_it_died(child)
-    return f"{how}; {advice}. What it had sent was delivered as far as its turn had come."
+    return f"{how}; {advice}. The items that it had sent were delivered as far as their order allows."
 
 
 def how_it_died(child: Any) -> tuple[str, str]:
@@ -73,7 +73,7 @@ def how_it_died(child: Any) -> tuple[str, str]:
 
 
 def _why_unknown(child: Any) -> str:
-    look = "look at its output above and into the system's log (dmesg)"
+    look = "see its output above, and the system's log (dmesg)"
     if child.is_orphan:
         return (
             "the process that forked it and reports its exit code has exited before it: it was killed, or "

@@ -332,8 +332,7 @@ def _check_tries(child: ForkedChild) -> None:
     what = list(LOCKS)[target.step]
     raise OSError(
         errno.EDEADLK,
-        f"{child.name} could not be started: whenever it was forked, {target.tries} times, another thread of this "
-        f"program was at something that a forked process cannot do then: it {what} all the time. Start the loader "
-        "while it does not, have it use a generator or a stream of its own, or use "
-        "multiprocessing_context='forkserver'",
+        f"{child.name} could not be started: it was forked {target.tries} times, and each time another thread of this "
+        f"program held a lock that the child needs, because this thread {what}. Start the loader while no thread does "
+        "this, give the thread its own generator or stream, or use multiprocessing_context='forkserver'",
     )

@@ -114,7 +114,7 @@ class RemoteWorker(ChildProcess):
         actor = self._actor
         try:
             if actor is None or self.about is None:
-                return "not up yet", "It has no stack."
+                return "not up yet", "It has no stack yet."
             where, stack = actor.stand(wakes).result(ANSWERED)
             return where, stack
         except Exception as error:  # Ray may raise any error if a host does not answer

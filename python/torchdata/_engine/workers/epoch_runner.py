@@ -26,8 +26,8 @@ from torchdata.datapipes._pipe.state.halting import beginning_unread
 ORDERED = 10.0
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
 _NO_COMMAND = (
-    "the shared memory of a link is corrupted: an order came without its command; shut the loader down and start a new "
-    "one"
+    "the shared memory of a link is corrupted: an order arrived without its command; shut the loader down and start a "
+    "new one"
 )
 
 
@@ -240,7 +240,7 @@ class EpochRunner:
             self._has_failed = True
             if attributes_of(error).pop(UNSENT, False):
                 whose = name_of(self.programs[self.turns.entered].datapipe)
-                add_note(error, f"It is in item {self.sender.made()[1] + 1} of {whose} in this process.")
+                add_note(error, f"The object is in item {self.sender.made()[1] + 1} of {whose} in this process.")
             failure = self.failure or describe(error, self.setup.where)
         while not self.sender.send_error(failure):
             if not self._goes_on():

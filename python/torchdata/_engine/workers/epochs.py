@@ -303,10 +303,10 @@ class Children(Group):
     def _on_surplus(self, waited_for: int, taken_in: int, size: int) -> None:
         waited_for, taken_in = waited_for % self.num_workers, taken_in % self.num_workers
         warnings.warn(
-            f"the main process holds {size / 2**20:.0f} MiB of items, more than the memory budget: it waits for "
-            f"{self._names[waited_for]} in turn, which gets its next dispatched item only after "
-            f"{self._names[taken_in]} has taken its own. The workers yield very different numbers of items for what is "
-            "dispatched to them: use in_order=False, or even the numbers out (unbatch after the workers)",
+            f"the main process holds {size / 2**20:.0f} MiB of items, more than the memory budget, because "
+            f"{self._names[waited_for]} must yield the next item, but receives its next dispatched item only after "
+            f"{self._names[taken_in]}. The workers yield very different numbers of items per dispatched item: use "
+            "in_order=False, or make the numbers similar (unbatch after the workers)",
             RuntimeWarning,
             stacklevel=2,
         )

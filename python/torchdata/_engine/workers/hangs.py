@@ -93,7 +93,7 @@ def check_restarts(name: str, on_worker_exit: Any, on_timeout: Any, timeout: flo
         raise ValueError(f"{name}: on_timeout must be 'error' or 'restart', but got {on_timeout!r}")
     if on_timeout == "restart" and not timeout:
         raise ValueError(
-            f"{name}: on_timeout='restart' needs a timeout: after how many seconds without an item a worker hangs"
+            f"{name}: on_timeout='restart' needs a timeout, the seconds after which a slow worker is replaced"
         )
     if patience is None:
         return
@@ -267,7 +267,7 @@ class Hangs:
             runs = f", in {pipe}" if pipe else ""
             mark = self._marks.get(child)
             works = not stopped and mark is not None and mark.pid == pid and mark.works
-            made, limit = ("worked, but made", "patience") if works else ("made", "timeout")
+            made, limit = ("worked, but yielded", "patience") if works else ("yielded", "timeout")
             how = f"{made} nothing for {duration(waited)}, {where}{runs}, and was killed for it (`{limit}`)"
             self._hung[pid] = Hung(how, stack, limit, is_told=stopped)
             process.kill()

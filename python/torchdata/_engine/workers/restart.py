@@ -159,9 +159,8 @@ class Restarts:
         where = f"at {'its' if is_worker else 'the'} {kind.item} number {item} (counted from 0{kind.counted})"
         if is_final:
             text = (
-                f"{how} {where}, as {deaths - 1} before it in its place; {advice}. The code that computes this "
-                f"{kind.item} ends its process each time: leave the {kind.item} out, or correct the "
-                f"{kind.mended}{stack}"
+                f"{how} {where}, in attempt {deaths} to compute it; {advice}. The code that computes this {kind.item} "
+                f"ends its process each time: leave the {kind.item} out, or correct the {kind.mended}{stack}"
             )
         elif self._shutdown.has_begun:
             text = f"{how} {where} while the loader was shut down; {advice}"
@@ -192,8 +191,8 @@ class Restarts:
             all_of_them = ": all processes were replaced" if len(indices) > len(untold) else ""
             for words, why, stack in untold:
                 warnings.warn(
-                    f"{words}. Another process has taken its place within {1000 * took:.0f} ms{all_of_them}; nothing "
-                    f'is lost, because of {why}="restart"{stack}',
+                    f"{words}. A new process replaced it within {1000 * took:.0f} ms{all_of_them}; "
+                    f'no item is lost, because {why}="restart"{stack}',
                     RuntimeWarning,
                     stacklevel=2,
                 )
