@@ -108,7 +108,7 @@ class StateKeeper:
             if known is not None:
                 if items_ago:
                     why = "an epoch is beginning" if self.left is None else "the loader was shut down"
-                    raise ValueError(f"no item of an epoch was given {items_ago} items ago: {why}")
+                    raise ValueError(f"no item of an epoch was delivered {items_ago} items ago: {why}")
                 return known
             if run.resume_at is not None and not run.is_iterating and not items_ago:
                 self._require_one_rank()  # an attempt to resume the epoch has failed or was interrupted
@@ -263,10 +263,10 @@ def _check_ranks(states: Mapping[int, LoaderState]) -> None:
     world = worlds.pop()
     for rank, state in states.items():
         if state.ranks is not None and state.ranks[0] != rank:
-            raise ValueError(f"what is given as the state of rank {rank} was saved by rank {state.ranks[0]}")
+            raise ValueError(f"the state for rank {rank} was saved by rank {state.ranks[0]}")
     if states.keys() != set(range(world)):
         raise ValueError(
-            f"the state was saved by {world} ranks, numbered from 0, but the given states are those of the ranks "
+            f"the state was saved by {world} ranks, numbered from 0, but the given states are from the ranks "
             f"{sorted(states)}: load the states of all ranks"
         )
 
@@ -282,13 +282,13 @@ def _check_alike(states: Mapping[int, LoaderState]) -> None:
         ):
             if not is_alike:
                 raise ValueError(
-                    f"the states of rank {first} and rank {rank} are not of the same {name}. Where each rank has "
-                    "its own, it has to load its own state"
+                    f"the states of rank {first} and rank {rank} do not have the same {name}. If each rank has its own "
+                    f"{name}, each rank must load its own state"
                 )
         moments = [_moment(other), _moment(state)]
         if moments[0] != moments[1]:
             raise ValueError(
-                f"the states of rank {first} and rank {rank} are of different moments: {moments[0][0]}, and "
+                f"the states of rank {first} and rank {rank} were saved at different steps: {moments[0][0]}, and "
                 f"{moments[1][0]}. Save them on all ranks after the same step"
             )
 
@@ -306,8 +306,8 @@ def _moment(state: LoaderState) -> tuple[str, Any]:
 def warn_of_0_9(stacklevel: int) -> None:
     """Warns about a state of torchdata 0.9. `stacklevel` is counted from the caller of this function."""
     warnings.warn(
-        "this state was saved by torchdata 0.9, which saves no position inside an epoch: the epoch starts again from "
-        "its first item, and seeded orders are not those of torchdata 0.9",
+        "this state was saved by torchdata 0.9, which saves no position inside an epoch: the epoch restarts at its "
+        "first item, and seeded orders differ from torchdata 0.9",
         stacklevel=stacklevel + 1,
     )
 

@@ -45,16 +45,16 @@ def pipeline_over(
     whose = "DataLoader2.from_dataset"
     check_optional_int(whose, "batch_size", batch_size, least=1)
     if batch_size is None and drop_last:
-        raise ValueError(f"{whose}: drop_last leaves out a batch, so it needs a batch_size")
+        raise ValueError(f"{whose}: drop_last omits an incomplete batch, so it needs a batch_size")
     check_callable(whose, "collate_fn", collate_fn, optional=True)
     if sampler is not None and shuffle:
-        raise ValueError(f"{whose}: a sampler gives the order, so shuffle must be False with it")
+        raise ValueError(f"{whose}: a sampler determines the order, so shuffle must be False")
     source = pipe_over(dataset)
     if not is_pipe(source):
         raise TypeError(
-            f"{whose} loads from a data set with `__len__` and `__getitem__`, from an iterable that can be iterated "
-            f"repeatedly, or from a pipe, but got {dataset!r} of type {type(dataset).__name__}; put data into an "
-            "IterableWrapper or a list first"
+            f"{whose} loads a dataset with `__len__` and `__getitem__`, an iterable that can be iterated repeatedly, "
+            f"or a pipe, but got {dataset!r} of type {type(dataset).__name__}; wrap it in an IterableWrapper or a list "
+            "first"
         )
     pipe: Any
     if isinstance(source, MapDataPipe):
@@ -63,7 +63,7 @@ def pipeline_over(
         else:
             pipe = source.shuffle() if shuffle else source.to_iter_datapipe()
     elif sampler is not None:
-        raise ValueError(f"{whose}: a sampler gives indices, but {dataset!r} is read by iterating")
+        raise ValueError(f"{whose}: a sampler yields indices, but {dataset!r} can only be iterated")
     else:
         pipe = source.shuffle() if shuffle else source
     if not any(is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in Graph(pipe)):

@@ -308,7 +308,7 @@ class EpochRun:
 
 def _ended_by(error: BaseException) -> str:
     """Describes the error as text, because a stored exception would keep all objects in its traceback alive."""
-    return f"the epoch was ended by an error, which another thread that reads it got: {type(error).__name__}: {error}"
+    return f"an error, which another thread received, ended the epoch: {type(error).__name__}: {error}"
 
 
 def _warn_of_idle(shares: Sequence[int]) -> None:
@@ -316,9 +316,8 @@ def _warn_of_idle(shares: Sequence[int]) -> None:
     working = len(shares) - len(idle)
     named = f"{', '.join(idle[:-1])} and {idle[-1]} have" if len(idle) > 1 else f"{idle[0]} has"
     warn_outside(
-        f"worker process{'es' if len(idle) > 1 else ''} {named} given no item in this epoch, the other"
-        f"{'s up to' if working > 1 else ''} {max(shares)}: probably fewer files, shards or blocks of "
-        f"ShardingPolicy ({working}) are divided among the workers than there are workers ({len(shares)}). Use "
-        f"num_workers={working}, or more and smaller shards and blocks",
+        f"worker process{'es' if len(idle) > 1 else ''} {named} yielded no item in this epoch, and no worker more than "
+        f"{max(shares)}: probably there are fewer files, shards or blocks of ShardingPolicy ({working}) than workers "
+        f"({len(shares)}). Use num_workers={working}, or more and smaller shards and blocks",
         UserWarning,
     )

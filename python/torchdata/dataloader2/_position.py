@@ -111,7 +111,7 @@ class Tracker:
         """
         if not self._run.is_iterating:
             if items_ago:
-                raise ValueError(f"no item of an epoch was given {items_ago} items ago: none is under way")
+                raise ValueError(f"no item of an epoch was delivered {items_ago} items ago: no epoch has begun")
             return self._between()
         mark, given = self._taken(items_ago, looks)
         output, seconds = self.output, self._seconds_before + time.monotonic() - self._since
@@ -122,9 +122,9 @@ class Tracker:
         self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
         if given > mark.given and not output.repeats_order:
             raise RuntimeError(
-                f"the state after item {given} would be recomputed from an earlier one, but with in_order=False the "
-                "items come in another order then, and pipes in the main process combine them: save the state between "
-                "two items, without items_ago, or use in_order=True"
+                f"the state after item {given} would be recomputed from an earlier state, but with in_order=False the "
+                "items may then arrive in another order, and pipes in the main process combine them: save the state "
+                "between two items, without items_ago, or use in_order=True"
             )
         processes = Processes(output.num_shards, output.dispatches, output.in_order)
         apart = self._without_held(mark, given, output)
@@ -282,7 +282,7 @@ class Tracker:
         if names:
             raise RuntimeError(
                 f"{names[0]} keeps a state from epoch to epoch, and the beginning of the next epoch was cut off, for "
-                "example by Ctrl-C: save the state before, or begin that epoch again"
+                "example by Ctrl-C: save the state before, or restart that epoch"
             )
 
     # -- epochs ------------------------------------------------------------------------------------
@@ -329,8 +329,8 @@ class Tracker:
         self._require_same_process(resumed, "inside an epoch that", "or save a state between two epochs")
         if resumed.drop and output is not None and not output.repeats_order:
             raise ValueError(
-                f"this state was saved {resumed.drop} items after the snapshot that it contains, and these items come "
-                "in another order with in_order=False: load it with in_order=True, or with at most 1 worker"
+                f"this state was saved {resumed.drop} items after the snapshot that it contains, and in_order=False "
+                "may change their order: load it with in_order=True, or with at most 1 worker"
             )
         names = ("graph", "generators", "beginning", "workers", "in_main", "without_held")
         mark = Position(resumed.given - resumed.drop, **{name: getattr(resumed, name) for name in names})
@@ -347,7 +347,7 @@ class Tracker:
             raise ValueError(
                 f"this state was saved {moment} "
                 + ("ran in worker processes" if self.output is None else "ran in the main process")
-                + f", and its pipeline runs elsewhere now: use the reading service with which it was saved, {advice}"
+                + f", but this pipeline does not: use the reading service that the state was saved with, {advice}"
             )
 
     def iterate(self, resumed: Position | None) -> Iterator[Any]:
@@ -398,7 +398,7 @@ class Tracker:
             except StopIteration:
                 raise RuntimeError(
                     "this pipeline does not repeat itself, so it cannot resume from the state: it ended after "
-                    f"{self._before + dropped} items, but {resumed.given} were given before the state was saved"
+                    f"{self._before + dropped} items, but {resumed.given} were delivered before the state was saved"
                 ) from None
             delivery.given += 1
 
@@ -449,7 +449,7 @@ class Tracker:
         elif self.output is not None and position.in_main and not (self.output.lasts or lasts(graph)):
             return  # the graph contains only attributes of pipes without a state
         assert position.graph is not None
-        self._require_same_process(position, "after an epoch that", "as it holds what pipes remember beyond epochs")
+        self._require_same_process(position, "after an epoch that", "as it holds what pipes keep across epochs")
         generators = save_generators()
         if position.beginning is not None:  # replayed pipes draw the same random numbers as before
             load_generators(position.beginning)

@@ -214,11 +214,8 @@ def made_of(data: Any = None, **options: Any) -> Callable[[], Any]:
 
 NO_LENGTH = type("NoLength", (), {"__getitem__": lambda self, index: index})()
 test_wrong_arguments_are_refused_with_what_to_do = refuses(
-    *(
-        (made_of(data), TypeError, "loads from a data set .* put data into")
-        for data in (5, {"a": 1}, "text", NO_LENGTH)
-    ),
-    (made_of(iter([1])), TypeError, "loads from a data set .* put data into"),
+    *((made_of(data), TypeError, "loads a dataset .* wrap it in") for data in (5, {"a": 1}, "text", NO_LENGTH)),
+    (made_of(iter([1])), TypeError, "loads a dataset .* wrap it in"),
     (made_of(batch_size=0), ValueError, "batch_size must be at least 1"),
     (made_of(batch_size="2"), TypeError, "batch_size must be an integer"),
     (made_of(drop_last=True), ValueError, "needs a batch_size"),
@@ -226,7 +223,7 @@ test_wrong_arguments_are_refused_with_what_to_do = refuses(
     (made_of(collate_fn=5), TypeError, "collate_fn must be a function"),
     (made_of(num_workers=-1), ValueError, "num_workers must be at least 0"),
     (made_of(num_workers=2, reading_service=MultiProcessingReadingService(1)), ValueError, "not both"),
-    (made_of(Counted(), sampler=[1]), ValueError, "read by iterating"),
+    (made_of(Counted(), sampler=[1]), ValueError, "can only be iterated"),
     (lambda: iter_pipes.IterableWrapper([1]).zip([1]), TypeError, "input 1"),
     (lambda: iter_pipes.IterableWrapper([1]).concat("a"), TypeError, "input 1"),
     (lambda: SequenceWrapper([1]).zip({"a": 1}), TypeError, "input 1"),

@@ -32,18 +32,18 @@ def told(pipe: Any, workers: int, epochs: int = 2, **options: Any) -> list[str]:
 
 def test_one_line_reports_fewer_shards_than_workers() -> None:
     assert told(shards(50, 30), 4) == [
-        "worker processes 2 and 3 have given no item in this epoch, the others up to 50: probably fewer files, "
-        "shards or blocks of ShardingPolicy (2) are divided among the workers than there are workers (4). Use "
-        "num_workers=2, or more and smaller shards and blocks"
+        "worker processes 2 and 3 have yielded no item in this epoch, and no worker more than 50: probably there are "
+        "fewer files, shards or blocks of ShardingPolicy (2) than workers (4). Use num_workers=2, or more and smaller "
+        "shards and blocks"
     ]
     assert told(shards(50), 2) == [
-        "worker process 1 has given no item in this epoch, the other 50: probably fewer files, shards or "
-        "blocks of ShardingPolicy (1) are divided among the workers than there are workers (2). Use num_workers=1, or "
-        "more and smaller shards and blocks"
+        "worker process 1 has yielded no item in this epoch, and no worker more than 50: probably there are fewer "
+        "files, shards or blocks of ShardingPolicy (1) than workers (2). Use num_workers=1, or more and smaller shards "
+        "and blocks"
     ]
     behind = shards(50, 30).pin_memory(pin_memory_fn=unpinned)  # `pin_memory` runs in the main process
     [warning] = told(behind, 3)
-    assert "worker process 2 has given no item in this epoch, the others up to 50" in warning
+    assert "worker process 2 has yielded no item in this epoch, and no worker more than 50" in warning
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_nothing_is_reported_about_busy_workers_or_small_datasets(
 
 def test_an_abandoned_epoch_is_not_reported_but_a_resumed_one_is() -> None:
     _, state = stopped(DataLoader2(shards(50, 50), num_workers=3), 20)
-    with pytest.warns(UserWarning, match="worker process 2 has given no item .* up to 50"):
+    with pytest.warns(UserWarning, match="worker process 2 has yielded no item .* more than 50"):
         [rest] = resumed(DataLoader2(shards(50, 50), num_workers=3), state)
     assert len(rest) == 80
 

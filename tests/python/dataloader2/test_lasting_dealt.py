@@ -167,7 +167,7 @@ def test_an_epoch_that_does_not_begin_times_out_like_an_item(
         with pytest.warns(StallWarning, match="main waits for worker process 0" + waits):
             iterator = iter(loader)
         with pytest.raises(
-            RuntimeError, match="SampleMultiplexer keeps a state from epoch to epoch, and no snapshot of"
+            RuntimeError, match="SampleMultiplexer keeps a state from epoch to epoch, but no snapshot of"
         ):
             loader.state_dict()
         with (
@@ -303,7 +303,7 @@ def test_an_epoch_that_interrupts_the_wait_for_an_end_starts_again() -> None:
         again = program(lambda: iter(()))
         assert list(again.go_on_from(snapshot[2])) == items[1:]
         again = program(dealt)
-        with pytest.raises(RuntimeError, match="the dispatching process deals out more items"):
+        with pytest.raises(RuntimeError, match="the dispatching process distributes more items"):
             again.go_on_from(snapshot[2])
 
     check_in_forked_child(check)

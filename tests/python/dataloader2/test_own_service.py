@@ -213,7 +213,7 @@ class _Plain:
 
 def test_a_service_with_only_the_methods_of_0_9_works_as_before() -> None:
     loader: DataLoader2[Any] = DataLoader2(IterableWrapper(range(5)), reading_service=_Plain())  # type: ignore[call-overload]
-    with pytest.raises(TypeError, match="depends on how _Plain shares out the items"):
+    with pytest.raises(TypeError, match="depends on how _Plain divides the items"):
         len(loader)
     assert list(loader) == list(range(5))
     assert next(iter(loader)) == 0

@@ -24,7 +24,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 FOLDER = Path(__file__).parents[1] / "data" / "states_of_0_9"
 NAMES = sorted(path.stem for path in FOLDER.iterdir())
-WORDS = "saved by torchdata 0.9, which saves no position inside an epoch: the epoch starts again"
+WORDS = "saved by torchdata 0.9, which saves no position inside an epoch: the epoch restarts"
 
 SERVICES: dict[str, Any] = {
     "in_process": InProcessReadingService,
@@ -138,6 +138,6 @@ def test_pickles_of_a_state_other_than_its_pipe_are_never_loaded() -> None:
     with DataLoader2(pipe_of("plain"), reading_service=services) as loader:
         with pytest.warns(UserWarning, match=WORDS):
             loader.load_state_dict(state)
-        with pytest.raises(ValueError, match="not that of a SequentialReadingService"):
+        with pytest.raises(ValueError, match="not the state of a SequentialReadingService"):
             iter(loader)
     assert not Boom.opened

@@ -264,8 +264,8 @@ def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
         )
     if len(sources) > 1:
         raise RuntimeError(
-            f"Cannot remove the receiving DataPipe {datapipe!r}: it reads from {len(sources)} pipes, and only one "
-            "could take its place; use replace_dp"
+            f"Cannot remove the receiving DataPipe {datapipe!r}: it reads from {len(sources)} pipes, and only one of "
+            "them could replace it; use replace_dp"
         )
     if datapipe is end:
         raise RuntimeError(

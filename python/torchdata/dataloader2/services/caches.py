@@ -160,8 +160,8 @@ def _complain(is_noise: bool) -> None:
     if they differ in other values."""
     if is_noise:
         warn_outside(
-            "the items of a cache were recomputed for resuming, and have other numbers than the cached items. If these "
-            "are drawn for each item, as for augmentation, nothing is lost. With a larger snapshot_budget of the "
+            "the items of a cache were recomputed for resuming, and contain other numbers than the cached items. If "
+            "these are drawn for each item, as for augmentation, nothing is lost. With a larger snapshot_budget of the "
             "reading service (None for no limit), states contain the cached items",
             RuntimeWarning,
         )

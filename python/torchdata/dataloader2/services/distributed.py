@@ -196,7 +196,7 @@ class DistributedReadingService(ReadingServiceInterface):
             seed_generator.seed(shared % 2**64)
         elif shared % 2**64 != seed:
             raise ValueError(
-                f"rank {self._rank} resumes from another state than rank 0: load the same one on all ranks"
+                f"rank {self._rank} resumes from another state than rank 0: load the same state on all ranks"
             )
         # The pipes' seeds are drawn from a copy of the generator, so that the draws do not change the next epoch's
         # seeds.

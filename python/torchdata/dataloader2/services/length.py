@@ -57,7 +57,7 @@ class _RankEpoch:
         graph = Graph(datapipe)
         for pipe in graph:
             if hooks_of(pipe)._length_reads_items:
-                raise TypeError(f"{type(pipe).__name__} would have to read its items to know its own")
+                raise TypeError(f"{type(pipe).__name__} would have to read its items to know its length")
             if self.ranks is not None and isinstance(pipe, FullSync):
                 graph = Graph(put_in_place(graph, pipe, *graph.sources(pipe)))
         self.graph = graph

@@ -144,8 +144,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._num_workers = num_workers
         if num_workers == 0:
             warnings.warn(
-                "MultiProcessingReadingService with num_workers=0 runs in the main process; "
-                "InProcessReadingService says so",
+                "MultiProcessingReadingService with num_workers=0 runs in the main process; use "
+                "InProcessReadingService instead",
                 stacklevel=2,
             )
         methods = multiprocessing.get_all_start_methods()
@@ -340,7 +340,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if replaced_functions():
             raise TypeError(f"{', '.join(replaced_functions())} may change the graph in the workers")
         if self.splits is not None and self._rank[1] > 1:
-            raise TypeError("it depends on the rank how many of the splits it has")
+            raise TypeError("the number of splits depends on the rank")
         return Shares(workers=self.splits or self.num_workers)
 
     def has_workers(self) -> bool:

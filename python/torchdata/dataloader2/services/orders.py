@@ -110,9 +110,9 @@ class Orders:
                 raise RuntimeError(
                     f"the workers read {note.source} in different orders: item {position} of worker {worker} is item "
                     f"{elsewhere} of worker {other}. Each worker keeps its share by position, so some items come twice "
-                    "and others never. Either let one process read the source: put `.sharding_round_robin_dispatch()` "
-                    "in the place of `.sharding_filter()`. Or make the order the same in all workers: shuffle with a "
-                    "seed that they share, or one that `set_epoch` sets, or by the pipe `.shuffle()`"
+                    "and others never. Either let one process read the source: use `.sharding_round_robin_dispatch()` "
+                    "instead of `.sharding_filter()`. Or make the order the same in all workers: shuffle with a seed "
+                    "that they share, or one that `set_epoch` sets, or by the pipe `.shuffle()`"
                 )
 
     def _compare_shares(self, worker: int, note: Note) -> None:

@@ -526,7 +526,7 @@ class GraphProgram(EpochProgram):
         for _ in source.open_stream():
             raise RuntimeError(
                 "this pipeline does not repeat itself, so it cannot resume from the state: the dispatching process "
-                "deals out more items than those that were read before the state was saved"
+                "distributes more items than were read before the state was saved"
             )
         self._is_behind_share = True
 

@@ -48,10 +48,10 @@ def _states_in(serialized_state: Any) -> list[Any]:
         try:
             states = loads_plain(serialized_state)
         except ValueError:
-            how = "it is not that of a SequentialReadingService, or cut off"
+            how = "it is not the state of a SequentialReadingService, or is truncated"
             raise damaged(READING_SERVICE_STATE_KEY_NAME, how) from None
     if not isinstance(states, list):
-        raise ValueError("the state of the reading services is not that of a SequentialReadingService")
+        raise ValueError("the state of the reading services does not belong to a SequentialReadingService")
     return states
 
 

@@ -190,8 +190,8 @@ class WorkerOutput(IterDataPipe[Any]):
         else:
             return None
         return (
-            f"{name} keeps a state from epoch to epoch, and no snapshot of {whose} has come in this epoch before the "
-            "place to be saved: save the state between two epochs, or some items later"
+            f"{name} keeps a state from epoch to epoch, but no snapshot of {whose} arrived in this epoch before the "
+            "position to be saved: save the state between two epochs, or some items later"
         )
 
     def read_out(self) -> None:
@@ -212,7 +212,7 @@ class WorkerOutput(IterDataPipe[Any]):
             return iter(())
         if self._commands is None:
             raise RuntimeError(
-                "the workers have not been told to start an epoch: iterate the DataLoader2, not its pipe"
+                "the workers have not received a command to start an epoch: iterate the DataLoader2, not its pipe"
             )
         if not self.is_unread:  # a pipe in the main process reads the workers' output several times in one epoch
             self._start(self._commands)

@@ -40,7 +40,7 @@ def _lines(state: LoaderState) -> Iterator[str]:
     else:
         yield f"inside an epoch, after {_items(position.given)}"
         if position.drop:
-            yield f"  of which the last {position.drop} are to be recomputed"
+            yield f"  the last {position.drop} of them will be recomputed"
     seed = None if state.randomness is None else state.randomness.seed
     yield "without a seed" if seed is None else f"seed {seed}"
     if outline is not None:

@@ -60,7 +60,7 @@ class Identity:
         `between_epochs` is true if the state was saved before the first item of an epoch was delivered.
         """
         if self._fingerprint is None:
-            raise ValueError("this loader has no pipeline of its own, with which that of a state could be compared")
+            raise ValueError("this loader has no pipeline to compare with the pipeline of the state")
         other = difference(outline.fingerprint, self._fingerprint, "this loader", between_epochs=True)
         if other:
             raise ValueError(
@@ -78,7 +78,6 @@ def require_same_settings(outline: Outline, found: Fingerprint) -> None:
         other = difference(saved, found, "this loader")
         if other:
             raise ValueError(
-                f"this state was saved inside an epoch, in which the pipeline cannot change: {other}. Load the state "
-                "with the value that it was saved with. Only a state that was saved between two epochs can be loaded "
-                "with another value"
+                f"this state was saved inside an epoch, so the pipeline must not change: {other}. Load the state with "
+                "the same value. Only a state that was saved between two epochs can be loaded with another value"
             )

@@ -285,7 +285,7 @@ def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     if packed is None:
         return None
     if not isinstance(packed, (tuple, list)) or len(packed) != 4:
-        raise ValueError("it is not a seed, whether it applies, and two generators")
+        raise ValueError("it must contain a seed, whether it applies, and two generators")
     seed, is_due, *generators = packed
     if not all(type(generator) is bytes for generator in generators):
         raise ValueError("it does not hold the bytes of two generators")
@@ -311,7 +311,7 @@ def _position(plain: Any) -> Position:
         if sealed is not None and type(sealed) is not bytes:
             raise ValueError(f"its {name!r} is not a snapshot")
     if "workers" not in plain:
-        raise ValueError("it says nothing of workers")
+        raise ValueError("it lacks 'workers'")
     workers = None if plain["workers"] is None else _workers(plain["workers"])
     without_held = None if plain.get("without_held") is None else _workers(plain["without_held"])
     for each in workers, without_held:
@@ -350,7 +350,7 @@ def _workers(plain: Any) -> WorkersPosition:
         shards = [_shard_position(worker, f"worker {number}") for number, worker in enumerate(workers)]
         dealt = None if plain["dispatching"] is None else _dealt(plain["dispatching"], len(workers))
         if "owners" in plain:
-            raise ValueError("its items were dealt out of turn")
+            raise ValueError("its items were not dispatched in turn")
         turn, *flags = plain["turn"], plain["dispatches"], plain["in_order"]
         if type(turn) is not int or not 0 <= turn < len(workers) or set(map(type, flags)) != {bool}:
             raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {flags!r}")
@@ -375,7 +375,7 @@ def _dealt(dealt: Any, workers: int) -> KeptDealt:
     accounts = [_account(account, "the dispatching process") for account in accounts]
     fits = type(dealt_pass) is int and 0 <= dealt_pass < _MOST and type(content) is bytes
     if not fits or len(accounts) != workers:
-        raise ValueError("the snapshot of the dispatching process is not of these workers, or no snapshot")
+        raise ValueError("the snapshot of the dispatching process belongs to other workers, or is not a snapshot")
     return dealt_pass, accounts, content
 
 
