@@ -70,7 +70,7 @@ def random_resized_crop(
         if len(two) != 2 or not 0 < two[0] <= two[1] < math.inf:
             raise ValueError(f"random_resized_crop: {name} must be two positive numbers in order, but got {two!r}")
     if width < 1 or height < 1:
-        raise ValueError(f"random_resized_crop: an image of {width} x {height} pixels has no part")
+        raise ValueError(f"random_resized_crop: an image of {width} x {height} pixels cannot be cropped")
     draw = drawing_from(rng)
     lowest, highest = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(_TRIES):

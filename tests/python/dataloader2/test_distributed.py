@@ -191,7 +191,7 @@ def test_an_error_names_a_later_pipe_that_cannot_be_paused_and_the_remedy() -> N
     pipe = IterableWrapper(range(4)).fullsync(process_group=group).prefetch(1)
     pipe.patience = 0.2
     items = iter(pipe)
-    with pytest.raises(TimeoutError, match=r"FullSync below it waits for other ranks.*put Prefetcher before FullSync"):
+    with pytest.raises(TimeoutError, match=r"FullSync before it waits for other ranks.*put Prefetcher before FullSync"):
         pipe.pause()
     group.answer.set()
     assert list(items) == []

@@ -224,7 +224,7 @@ def test_if_a_rank_exits_in_its_last_epoch_the_other_ranks_fail_with_its_name(
         error = job.outcome(0)[0]
         job.processes[1].wait(120)
     assert isinstance(error, RuntimeError), error
-    assert "rank 1 shut its loader down or came to an end in the middle of the epoch" in str(error)
+    assert "rank 1 shut its loader down or exited in the middle of the epoch" in str(error)
 
 
 def test_if_a_pipe_after_fullsync_raises_the_other_ranks_fail_with_the_name_of_its_rank(tmp_path: Path) -> None:

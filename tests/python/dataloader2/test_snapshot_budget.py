@@ -196,7 +196,7 @@ def test_recomputed_arrays_that_differ_from_the_cached_arrays_cause_a_warning(ca
         warnings.simplefilter("always")  # The worker writes its warning to standard error.
         warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
         assert len(resumed(loader_of("unrepeatable", 1), state)[0]) == ITEMS
-    assert "have other numbers than the cached items" in capfd.readouterr().err
+    assert "contain other numbers than the cached items" in capfd.readouterr().err
 
 
 GENERATORS = save_generators()

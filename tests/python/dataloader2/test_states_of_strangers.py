@@ -303,7 +303,7 @@ def test_a_generator_position_beyond_its_numbers_is_refused():
     generators = unseal(place["generators"], "it")
     key, _, *rest = generators["numpy"]
     place["generators"] = seal({**generators, "numpy": (key, 10**9, *rest)})
-    with pytest.raises(ValueError, match=r"'iteration_state'.*NumPy's generator stands at 1000000000"):
+    with pytest.raises(ValueError, match=r"'iteration_state'.*NumPy's generator has an invalid position 1000000000"):
         DataLoader2(None).load_state_dict(resealed(state, iteration_state=place))
 
 

@@ -109,7 +109,7 @@ def test_a_generator_function_and_a_data_set_in_an_unseeded_order_are_refused() 
 
 def test_a_worker_refuses_an_unseeded_order_after_its_snapshot(often: None) -> None:
     _, state = stopped(loader_over(wrapped(InRandomOrder(length=1500)), 1), 1000)
-    with pytest.raises(RuntimeError, match="items of the InRandomOrder given to IterableWrapper are not those"):
+    with pytest.raises(RuntimeError, match="items of the InRandomOrder given to IterableWrapper differ from"):
         resumed(wrapped(InRandomOrder(length=1500)), 1, state)
     assert len(resumed(wrapped(InRandomOrder(length=1500)), 1, state, strict=False)) == 500
 
@@ -148,7 +148,7 @@ def test_a_global_shuffle_resumes_although_the_program_draws_between_the_items()
 
 def test_augmented_items_warn_if_the_program_draws_between_them_and_keep_their_positions() -> None:
     state, _ = drawing_between(Augmented())
-    with pytest.warns(RuntimeWarning, match="items of the Augmented given to IterableWrapper have other numbers"):
+    with pytest.warns(RuntimeWarning, match="items of the Augmented given to IterableWrapper contain other numbers"):
         assert [number for number, _ in resumed(wrapped(Augmented()), 0, state)] == [*range(7, 20)]
 
 
@@ -213,7 +213,7 @@ def test_a_node_warns_of_an_unseeded_order_and_of_no_seeded_one(name: str) -> No
             assert len(got) == len(rest)
             said = [str(each.message) for each in caught if each.category is RuntimeWarning]
             assert len(said) == (seed is None)
-            assert got == rest if seed else f"first {items} items are not those" in said[0]
+            assert got == rest if seed else f"first {items} items differ from" in said[0]
 
 
 MAKE: dict[str, Callable[[int], Any]] = {

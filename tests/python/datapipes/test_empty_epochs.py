@@ -42,7 +42,7 @@ def test_one_warning_reports_a_one_shot_iterator_that_an_earlier_epoch_has_read(
     assert list(pipe) == [0, 1, 2]
     said = told(lambda: [list(pipe) for _ in range(3)])
     assert [text.split(";")[0] for text in said] == [
-        "the generator given to IterableWrapper is a one-shot iterator, of which an earlier epoch has left nothing"
+        "the generator given to IterableWrapper is a one-shot iterator, which an earlier epoch has exhausted"
     ]
     with DataLoader2(IterableWrapper(iter([1, 2]), deepcopy=False).map(str)) as loader:
         assert list(loader) == ["1", "2"]

@@ -48,7 +48,7 @@ def test_an_iterable_that_cannot_be_copied_warns_and_is_read_directly() -> None:
         assert list(pipe) == [0, 1, 2]
     with (
         pytest.warns(UserWarning, match="cannot be deep-copied"),
-        pytest.warns(UserWarning, match="is a one-shot iterator, of which an earlier epoch has left nothing"),
+        pytest.warns(UserWarning, match="is a one-shot iterator, which an earlier epoch has exhausted"),
     ):
         assert list(pipe) == []
 

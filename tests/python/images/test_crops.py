@@ -106,7 +106,7 @@ def test_the_first_crop_that_fits_is_used() -> None:
 
 test_bad_arguments_are_told = refuses(
     (lambda: random_resized_crop(7, 5, 5), TypeError, "drawn from a random.Random"),
-    (lambda: random_resized_crop(random, 0, 5), ValueError, "0 x 5 pixels has no part"),
+    (lambda: random_resized_crop(random, 0, 5), ValueError, "0 x 5 pixels cannot be cropped"),
     (lambda: random_resized_crop(random, 5, 5, scale=(1, 0.5)), ValueError, "scale must be two positive numbers"),
     (lambda: random_resized_crop(random, 5, 5, ratio=(0, 1)), ValueError, "ratio must be two positive numbers"),
     (lambda: center_crop(5, 5, share=0), ValueError, "share must be above 0"),

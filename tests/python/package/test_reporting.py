@@ -151,7 +151,7 @@ def test_one_note_names_the_pipe_its_function_its_position_and_the_item():
     with loader(pipeline(), 1) as dl:
         for each in (pipeline(), dl):
             error = failure_of(each, ValueError)
-            assert place_in(error) == "Mapper(decode) (3rd of 7 pipes, behind Shuffler) made its 18th item."
+            assert place_in(error) == "Mapper(decode) (3rd of 7 pipes, after Shuffler) made its 18th item."
             assert "".join(traceback.format_exception(error)).count("This exception was raised while") == 1
 
 
@@ -159,7 +159,7 @@ def test_an_error_of_the_dispatching_process_names_its_position_there_and_passes
     failing = IterableWrapper(range(20)).map(decode).sharding_round_robin_dispatch(MULTIPROCESSING)
     with loader(failing.batch(3), 2) as dl:
         error = failure_of(dl, ValueError)
-    assert place_in(error) == "Mapper(decode) (2nd of 3 pipes, behind IterableWrapper) made its 18th item."
+    assert place_in(error) == "Mapper(decode) (2nd of 3 pipes, after IterableWrapper) made its 18th item."
     assert str(error).count("Original Traceback") == 1
 
 
@@ -202,7 +202,7 @@ def test_equal_branches_are_distinguished_by_their_position():
 
 def test_a_pipe_that_reads_several_names_them():
     error = failure_of(IterableWrapper([1]).zip(Users([2])).map(lambda pair: 1 // 0), ZeroDivisionError)
-    assert "Mapper(<lambda>) (4th of 4 pipes, behind Zipper) made its 1st item" in place_in(error)
+    assert "Mapper(<lambda>) (4th of 4 pipes, after Zipper) made its 1st item" in place_in(error)
 
     class Fails(IterDataPipe):
         def __init__(self, *sources):
@@ -213,7 +213,7 @@ def test_a_pipe_that_reads_several_names_them():
             yield
 
     error = failure_of(Fails(IterableWrapper([1]), Users([2])), LookupError)
-    assert "(3rd of 3 pipes, behind IterableWrapper and Users)" in place_in(error)
+    assert "(3rd of 3 pipes, after IterableWrapper and Users)" in place_in(error)
 
 
 def test_a_note_about_a_single_pipe_has_no_position():

@@ -123,7 +123,7 @@ def test_a_function_that_raises_for_a_column_that_exists_gets_no_note_about_colu
 
 
 def test_a_filter_without_a_length_names_set_length() -> None:
-    with pytest.raises(TypeError, match=r"Only \.set_length\(n\) after a Filter says .* doesn't have valid length$"):
+    with pytest.raises(TypeError, match=r"put \.set_length\(n\) after it.* doesn't have valid length$"):
         len(IterableWrapper("ab").filter(bool))
     assert len(IterableWrapper("ab").filter(bool).set_length(2)) == 2
 
@@ -337,5 +337,5 @@ def test_collate_refuses_unknown_targets_and_a_target_together_with_a_function()
     pipe = IterableWrapper([1]).batch(1)
     with pytest.raises(ValueError, match="to must be 'numpy', 'torch' or None, but got 'jax'"):
         pipe.collate(to="jax")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="convert in the function that you give"):
+    with pytest.raises(ValueError, match="convert in your own function"):
         pipe.collate(collate_fn=list, to="numpy")

@@ -19,7 +19,7 @@ def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
     """
     names = table.column_names
     if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"{pipe}: a dict has one column of a name, but there are several named {twice}")
+        raise ValueError(f"{pipe}: columns of a dict need different names, but there are several named {twice}")
     return {name: _array_of(column, name, pipe, writable) for name, column in zip(names, table.columns, strict=True)}
 
 

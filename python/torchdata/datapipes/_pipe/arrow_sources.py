@@ -162,7 +162,7 @@ class _Ranges(Sequence[str]):
 
     def __getitem__(self, part: Any) -> Any:
         if not 0 <= part < len(self):
-            raise IndexError(f"there are parts 0 to {len(self) - 1} of {self._dataset}, but {part} was asked for")
+            raise IndexError(f"there are parts 0 to {len(self) - 1} of {self._dataset}, but got part {part}")
         first, end = part * self._part_rows, min((part + 1) * self._part_rows, self._rows)
         rows = f"row {first}" if end == first + 1 else f"rows {first} to {end - 1}"
         return f"{rows} {self._kind} {self._dataset}"
@@ -220,7 +220,7 @@ def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = 
         return LanceRows(lance_dataset("ArrowParts", source), filter, part_rows)
     if part_rows is not None:
         raise ValueError(
-            f"ArrowParts: part_rows is for Lance datasets: {shown(source)} is read by the parts in which it was written"
+            f"ArrowParts: part_rows works only with Lance datasets, but {shown(source)} is not a Lance dataset"
         )
     if isinstance(source, (str, os.PathLike)) and format == "delta":
         source = optional_import("deltalake", extra="deltalake", needed_by="ArrowParts").DeltaTable(os.fspath(source))

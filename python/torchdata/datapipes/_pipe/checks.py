@@ -52,8 +52,8 @@ def check_iterable(pipe: str, argument: str, value: Any) -> None:
 def check_generator_function(pipe: str, argument: str, function: Any) -> None:
     if not is_generator_function(function):
         raise TypeError(
-            f"{pipe}: {argument} must be iterable, but got the function {function!r}; call it and give what it "
-            "returns, or give a generator function, which is called again in each epoch"
+            f"{pipe}: {argument} must be iterable, but got the function {function!r}; call it and pass its result, or "
+            "pass a generator function, which is called again in each epoch"
         )
     try:
         signature_of(function).bind()

@@ -73,7 +73,7 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
     return {
         "pipe": id(datapipe),  # the id is valid only in this process
         "name": blamed_name(datapipe, error),
-        "behind": f", behind {' and '.join(sources)}" if sources else "",
+        "behind": f", after {' and '.join(sources)}" if sources else "",
         "did": did,
         "note": None,
     }

@@ -32,8 +32,8 @@ def check_column_names(pipe: str, columns: Any) -> list[str] | None:
 def check_device(pipe: str, device: Any) -> None:
     if device not in ("", "cpu"):
         raise ValueError(
-            f"{pipe}: device must be '' or 'cpu', but got {device!r}; frames lie in main memory: move the tensors that "
-            "are made of them"
+            f"{pipe}: device must be '' or 'cpu', but got {device!r}; frames are in main memory: move the tensors that "
+            "are made from them"
         )
 
 
@@ -155,8 +155,8 @@ class FrameFormat:
         if len(set(widths)) > 1:
             odd = next(place for place, width in enumerate(widths) if width != widths[0])
             raise ValueError(
-                f"{self.pipe}: all rows of a frame must have as many values as its first one, {widths[0]}, but row "
-                f"{odd} is {rows[odd]!r}"
+                f"{self.pipe}: all rows of a frame must have {widths[0]} values, as the first row has, but row {odd} "
+                f"is {rows[odd]!r}"
             )
         if names is None:
             names = getattr(rows[0], "_fields", None) or self._names() or self._default_names(widths[0])
@@ -177,8 +177,8 @@ class FrameFormat:
             missing = [name for name in names if name not in row]
             if missing:
                 raise ValueError(
-                    f"{self.pipe}: row {place} of a frame lacks the columns {missing}: {row!r}; give it None there, or "
-                    "leave the columns unnamed"
+                    f"{self.pipe}: row {place} of a frame lacks the columns {missing}: {row!r}; use None for missing "
+                    "values, or pass no column names"
                 )
         return {name: [row[name] for row in rows] for name in names}
 

@@ -83,17 +83,17 @@ class SampledStream:
         because the stream probably draws random numbers for each item."""
         if is_noise:
             warn_outside(
-                f"the first {position} items of {self._name} have other numbers than before the state was saved. If "
+                f"the first {position} items of {self._name} contain other numbers than before the state was saved. If "
                 "these are drawn for each item, as for augmentation, nothing is lost. If the order differs, some items "
                 "come twice and others never: seed the order in each epoch",
                 RuntimeWarning,
             )
             return
         raise RuntimeError(
-            "this pipeline does not repeat itself, so it cannot resume from the state: the first "
-            f"{position} items of {self._name} are not those that were read before the state was saved. Seed "
-            "whatever shuffles or draws them, in each epoch, or shuffle by the pipe `.shuffle()`. "
-            "load_state_dict(state, strict=False) of the loader resumes anyway, after the same number of items"
+            f"this pipeline does not repeat itself, so it cannot resume from the state: the first {position} items of "
+            f"{self._name} differ from the items that were read before the state was saved. Seed the code that "
+            "shuffles or draws them in each epoch, or shuffle with the pipe `.shuffle()`. load_state_dict(state, "
+            "strict=False) of the loader resumes anyway, after the same number of items"
         )
 
     def _pieces(

@@ -195,9 +195,9 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if not _goes_on(datapipe, iterator):
         add_note(
             error,
-            f"on_error does not skip it: the iterator of {name_of(datapipe)} has ended by raising, as generators do, "
-            "and the items that it would have yielded after this one are lost. Catch the exception there, or raise it "
-            "in a function that map, filter or flatmap calls",
+            f"on_error cannot skip it: the exception has ended the iterator of {name_of(datapipe)}, as in a generator, "
+            "so its remaining items are lost. Catch the exception there, or raise it in a function that map, filter or "
+            "flatmap calls",
         )
         return False
     record.skipped = plus_one(record.skipped, type(error).__name__)

@@ -65,7 +65,7 @@ class ArrowParts(MapDataPipe[int]):
 
     def __getitem__(self, index: int) -> int:
         if not 0 <= index < len(self):
-            raise IndexError(f"ArrowParts has parts 0 to {len(self) - 1}, but was asked for {index!r}")
+            raise IndexError(f"ArrowParts has parts 0 to {len(self) - 1}, but got part {index!r}")
         return index
 
     def __len__(self) -> int:

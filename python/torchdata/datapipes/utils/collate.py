@@ -128,7 +128,7 @@ def _collated(batch: Any, to: Literal["numpy", "torch"] | None) -> Any:
         return torch.utils.data.default_collate(batch)
     raise TypeError(
         "default_collate: a batch must contain arrays, numbers, strings, bytes, dicts, tuples or lists, but found "
-        f"{type(first).__name__}; pass collate_fn, or turn the items into one of these before"
+        f"{type(first).__name__}; pass collate_fn, or convert the items first"
     )
 
 

@@ -118,7 +118,7 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     if not _pickles_are_allowed(allow_pickle):
         raise ValueError(
             f"a {extension!r} file is a pickle, which may run code, and is refused by allow_pickle=False, "
-            "TORCHDATA_ALLOW_PICKLE=0 or WDS_SECURE=1; if you trust it, decode it by a handler of your own"
+            "TORCHDATA_ALLOW_PICKLE=0 or WDS_SECURE=1; if you trust it, decode it with your own handler"
         )
     if extension == "pt":
         torch = optional_import("torch", extra="torch", needed_by="routed_decode of '.pt' files")
@@ -317,6 +317,6 @@ def _read_whole(stream: Any) -> Any:
             stream.close()
     if isinstance(content, str):
         raise TypeError(
-            "handlers decode bytes, but the stream is one of text; open it in binary mode: open_files(mode='b')"
+            "handlers decode bytes, but the stream yields text; open it in binary mode: open_files(mode='b')"
         )
     return content

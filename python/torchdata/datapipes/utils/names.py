@@ -71,6 +71,6 @@ def check_target(pipe: object, path: str) -> None:
     """
     if "://" in path and os.pardir in path.split("/"):
         raise ValueError(
-            f"{type(pipe).__name__} will not write to {shown(path)}: this name of another store climbs by '..'; make "
-            "the path of what is its last part alone, by filepath_fn and torchdata.datapipes.utils.names.file_name"
+            f"{type(pipe).__name__} will not write to {shown(path)}: this URL contains '..'; make a path from its last "
+            "part only, by filepath_fn and torchdata.datapipes.utils.names.file_name"
         )

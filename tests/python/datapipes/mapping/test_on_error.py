@@ -130,7 +130,7 @@ def test_a_note_says_that_a_generator_that_raises_has_ended(pipe):
     assert next(iterator) == 1
     with pytest.raises(ValueError, match="broken|invalid literal") as caught:
         next(iterator)
-    assert any("has ended by raising, as generators do" in note for note in caught.value.__notes__)
+    assert any("the exception has ended the iterator of" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, MemoryError])

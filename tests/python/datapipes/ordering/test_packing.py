@@ -77,7 +77,7 @@ def test_the_rows_are_those_of_transformers_collator_for_sequences_without_paddi
 @pytest.mark.parametrize(
     ("items", "error", "message"),
     [
-        ([[1], np.array([2])], TypeError, "column 'input_ids' is of several kinds: list, ndarray"),
+        ([[1], np.array([2])], TypeError, "column 'input_ids' has several types: list, ndarray"),
         ([{"a": [1]}, {"b": [2]}], ValueError, r"has the columns \['b'\], and one before it \['a'\]"),
     ],
 )

@@ -156,7 +156,7 @@ def test_the_dtype_generator_is_asked_once_per_iteration_and_only_without_dtype(
 @pytest.mark.parametrize(
     ("rows", "options", "error", "message"),
     [
-        ([(1, 2), (3,)], {}, ValueError, r"as its first one, 2, but row 1 is \(3,\)"),
+        ([(1, 2), (3,)], {}, ValueError, r"2 values, as the first row has, but row 1 is \(3,\)"),
         ([(1, 2)], {"columns": ["a"]}, ValueError, r"name 1 columns \(\['a'\]\), but rows have 2"),
         ([()], {}, ValueError, "rows have 0 values"),
         ([{}], {}, ValueError, "no row of a frame has a column"),

@@ -329,7 +329,7 @@ test_wrong_options_are_refused_by_the_constructor = refuses(
     (lambda: TFRecordLoader([], {"x": (3, None)}), ValueError, r"spec\['x'\] has the shape 3"),
     (lambda: TFRecordLoader([], {"x": ((1.5,), None)}), ValueError, "shape"),
     (lambda: TFRecordLoader([], {"x": ((-1, -1), None)}), ValueError, "at most one length may be -1"),
-    (lambda: TFRecordLoader([], {"x": ((-2,), None)}), ValueError, "none may be less"),
+    (lambda: TFRecordLoader([], {"x": ((-2,), None)}), ValueError, "no length may be less"),
     (lambda: TFRecordLoader([], {"x": ((), "int65")}), ValueError, "dtype 'int65'"),
     (lambda: TFRecordLoader([], {"x": ((), str)}), ValueError, "dtype.*or None"),
     (lambda: TFRecordLoader([], length=-2), ValueError, "length"),

@@ -81,7 +81,7 @@ def test_pin_memory_runs_in_the_main_process_even_with_workers() -> None:
 
 @needs_none
 def test_without_cuda_the_error_names_the_pipe_and_the_remedy() -> None:
-    with pytest.raises(RuntimeError, match=r"PinMemory needs a CUDA device.*take pin_memory out of the pipeline"):
+    with pytest.raises(RuntimeError, match=r"PinMemory needs a CUDA device.*remove pin_memory from the pipeline"):
         list(IterableWrapper(range(3)).pin_memory())
     for device in (None, "cuda:1"):
         with pytest.raises(RuntimeError, match=r"pin_memory_fn needs a CUDA device, .* only where torch.cuda"):
@@ -91,7 +91,7 @@ def test_without_cuda_the_error_names_the_pipe_and_the_remedy() -> None:
 def test_without_torch_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(RuntimeError, match="PyTorch is not installed; take pin_memory out"):
+    with pytest.raises(RuntimeError, match="PyTorch is not installed; remove pin_memory"):
         list(IterableWrapper(range(3)).pin_memory())
 
 

@@ -184,8 +184,8 @@ def test_len_is_that_of_the_source():
         ([], {"timeout": float("nan")}, ValueError, "timeout must be positive"),
         ([], {"timeout": "1"}, TypeError, "timeout must be seconds"),
         ([], {"timeout": True}, TypeError, "timeout must be seconds"),
-        ([], {"nonsense": 1}, TypeError, "nonsense is no option of requests"),
-        ([], {"stream": False}, TypeError, "stream is no option of requests"),
+        ([], {"nonsense": 1}, TypeError, "nonsense cannot be passed to requests"),
+        ([], {"stream": False}, TypeError, "stream cannot be passed to requests"),
     ],
 )
 def test_wrong_arguments_are_refused_by_the_constructor(reader, source, options, error, message):

@@ -93,7 +93,7 @@ class PipeHooks:
     def _halt_at(self, ahead: Lead) -> Halt:
         """In a replay, pauses the pipe's read-ahead thread as soon as it reaches the position `ahead`. Only pipes with
         a read-ahead thread need this method."""
-        raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
+        raise NotImplementedError(f"{type(self).__name__} does not read ahead in a thread")
 
 
 _DEFAULTS = PipeHooks()

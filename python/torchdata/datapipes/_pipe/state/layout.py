@@ -250,4 +250,4 @@ def _check_numpy(state: Any) -> None:
     if type(key) is not bytes or len(key) != 4 * (_WORDS - 1) or type(position) is not int:
         raise ValueError("the state of NumPy's generator is not valid")
     if not 0 <= position < _WORDS or has_gauss not in (0, 1) or type(gauss) is not float:
-        raise ValueError(f"the state of NumPy's generator stands at {position!r}, with {gauss!r} held")
+        raise ValueError(f"the state of NumPy's generator has an invalid position {position!r} or value {gauss!r}")

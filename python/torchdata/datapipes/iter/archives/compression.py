@@ -270,8 +270,8 @@ class Decompressor(_Decompressing):
         kind = _kind_by_suffix(path)
         if kind is None:
             raise RuntimeError(
-                f"Decompressor cannot tell by its suffix how {shown(path)} is compressed; the suffixes that it knows "
-                f"are {[*_SUFFIXES]}, for others pass file_type (its file extension does not match what are supported)"
+                f"Decompressor does not know the compression of {shown(path)} by its suffix; the known suffixes are "
+                f"{[*_SUFFIXES]}, for others pass file_type (its file extension does not match what are supported)"
             )
         return kind
 

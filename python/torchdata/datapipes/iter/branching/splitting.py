@@ -199,7 +199,8 @@ class _DemuxMain(DealMain):
 
     def length(self, instance: int) -> int:
         raise TypeError(
-            f"Child {instance} of demux gets what the classifier gives it. So this instance doesn't have valid length"
+            f"The length of demux's child {instance} depends on the classifier. So this instance doesn't have valid "
+            "length"
         )
 
 

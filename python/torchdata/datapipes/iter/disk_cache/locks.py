@@ -153,8 +153,8 @@ def _locked(file: str) -> int | None:
             break
     warn_outside(
         f"The on-disk cache cannot lock files in {os.path.dirname(file)!r}: the file system has no locks, another user "
-        "owns the lock file, or something else is in its place. Processes that need the same file each make it, which "
-        "does not damage the file",
+        "owns the lock file, or its name is already in use. Each process that needs a file then creates it, which does "
+        "not damage the file",
         RuntimeWarning,
     )
     return None

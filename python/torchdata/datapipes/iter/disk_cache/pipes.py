@@ -316,8 +316,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         check_target(self, path)
         if is_reserved(path):
             raise ValueError(
-                f"{type(self).__name__} will not write {shown(path)}: the on-disk cache keeps such names for files of "
-                "its own; leave the file out, or give it another name by filepath_fn"
+                f"{type(self).__name__} will not write {shown(path)}: the on-disk cache reserves such names for its "
+                "own files; leave the file out, or give it another name by filepath_fn"
             )
         record = section.owner_of(path)
         hash_dict, hash_type = self.cache_holder.hash_dict, self.cache_holder.hash_type
@@ -328,7 +328,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
             with section.writing(path, record) as alone:
                 write_file(path, result[1], _MODES[self.mode], alone=alone, expected=expected, hash_type=hash_type)
         except OSError as error:
-            error.add_note(f"{type(self).__name__} was writing {shown(path)}; nothing of it is left.")
+            error.add_note(f"{type(self).__name__} was writing {shown(path)}; the unfinished file was deleted.")
             raise
         section.written(path, record)
 

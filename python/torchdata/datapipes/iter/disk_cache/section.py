@@ -218,16 +218,15 @@ class Section:
             self._one_to_many = True
             if self._foreign_thread:
                 raise RuntimeError(
-                    f"{self._name}: the pipes between on_disk_cache and end_caching read ahead in a thread, so it is "
-                    f"not known from which item {shown(path)} was made; make the paths of both the same, or move "
-                    "the pipe that prefetches out of the cached section"
+                    f"{self._name}: the pipes between on_disk_cache and end_caching read ahead in a thread, so the "
+                    f"source item of {shown(path)} is not known; use the same paths in both, or move the prefetching "
+                    "pipe out of the cached section"
                 )
             record = in_pipes[-1] if in_pipes else None
         if self._one_to_many and (self._one_to_one or (record is not None and len(record.paths) > 1)):
             raise RuntimeError(
-                f"{self._name}: some files have the path that on_disk_cache announced and others have not: "
-                f"{shown(path)} is one of the others; let either all or none of the paths of end_caching equal those "
-                "of on_disk_cache"
+                f"{self._name}: only some files have the path that on_disk_cache announced, and {shown(path)} does "
+                "not; either all or none of the paths of end_caching must equal the paths of on_disk_cache"
             )
         return record
 
@@ -285,9 +284,9 @@ class Section:
         elif not self._warned:
             self._warned = True
             warn_outside(
-                f"{self._name}: {outside!r} was made for {record.paths[0]!r}, but lies outside of {folder!r}, and what "
-                "lies there is not believed to be the cache's own: the files of such items are created again in each "
-                "epoch; pass on_disk_cache(folder=...), a folder that holds all of them",
+                f"{self._name}: {outside!r} was made for {record.paths[0]!r}, but is outside of {folder!r}, and the "
+                "cache trusts no files there: the files of such items are created again in each epoch; pass "
+                "on_disk_cache(folder=...), a folder that contains all of them",
                 RuntimeWarning,
             )
         record.unmark()

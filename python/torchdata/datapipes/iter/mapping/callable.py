@@ -131,7 +131,7 @@ class Collator(Mapper[T_co]):
             if to not in ("numpy", "torch"):
                 raise ValueError(f"Collator: to must be 'numpy', 'torch' or None, but got {to!r}")
             if collate_fn is not None or conversion is not default_collate:
-                raise ValueError("Collator: to is for the default function; convert in the function that you give")
+                raise ValueError("Collator: to works only with the default function; convert in your own function")
             collate_fn = partial(default_collate, to=to)
         elif collate_fn is None:
             if conversion is default_collate and "torch" in sys.modules:
@@ -153,7 +153,7 @@ def _say_that_tensors_come() -> None:
 
     logging.getLogger("torchdata").info(
         "collate() makes tensors, because PyTorch is loaded; collate(to='numpy') makes arrays, and collate(to='torch') "
-        "says that tensors are meant"
+        "makes tensors without this message"
     )
 
 

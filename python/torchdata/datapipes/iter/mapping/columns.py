@@ -43,7 +43,7 @@ def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
 
 def _warn_of_missing(pipe: str, columns: Any) -> None:
     warn_outside(
-        f"{pipe}: at least one of the columns {columns!r} is not present in an item; what is passed on may lack "
+        f"{pipe}: at least one of the columns {columns!r} is not present in an item; the resulting item may lack "
         "columns or keys."
     )
 
@@ -238,8 +238,8 @@ class Flattener(ItemByItem[T_co]):
             for inner, member in value.items():
                 if inner in item:
                     warn_outside(
-                        f"Flattener: the item has a key {inner!r} already; the pair that column {key!r} has of the "
-                        "same key is left out."
+                        f"Flattener: the item has a key {inner!r} already; the pair with this key in column {key!r} is "
+                        "omitted."
                     )
                 else:
                     flat[inner] = member

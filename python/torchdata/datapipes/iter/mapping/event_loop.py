@@ -57,8 +57,8 @@ class EventLoop:
     def run(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
         if self._process != os.getpid():
             raise RuntimeError(
-                "this iterator of BatchAsyncMapper belongs to the parent process, where its event loop is; a forked "
-                "child makes an iterator of its own"
+                "this iterator of BatchAsyncMapper belongs to the parent process, where its event loop is; create a "
+                "new iterator in the forked child"
             )
         self._runner.get_loop()  # copies this thread's context variables, even if another thread runs the loop
         return _outside_running_loop(lambda: self._runner.run(self._gathered(function, items)), self._cancel)

@@ -70,7 +70,7 @@ class Filter(IterDataPipe[T_co]):
         return FilterIterator(iter(self.datapipe), predicate, _PLAIN, close_dropped, _to_bool)
 
     def __len__(self) -> int:
-        raise no_length(self, "Only .set_length(n) after a Filter says how many items it keeps")
+        raise no_length(self, "A Filter cannot know how many items it keeps; put .set_length(n) after it")
 
 
 _NO_LENGTH = "The length of this HeaderIterDataPipe cannot be determined."

@@ -192,8 +192,8 @@ class IterableWrapper(IterDataPipe[T_co]):
         said = f"{self._name()} has yielded nothing in this epoch"
         if self._is_used_up:
             said = (
-                f"{self._name()} is a one-shot iterator, of which an earlier epoch has left nothing; "
-                "give a list, or a generator function, which is called again in each epoch"
+                f"{self._name()} is a one-shot iterator, which an earlier epoch has exhausted; give a list, or a "
+                "generator function, which is called again in each epoch"
             )
         warn_outside(f"{said}.")
 

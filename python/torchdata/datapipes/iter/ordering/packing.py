@@ -128,8 +128,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
             _one_of("add", added, _ADDED)
         if drop_last and method != "cut":
             raise ValueError(
-                f"{name}: drop_last is for method='cut', whose last row alone is not full; with {method!r} any row may "
-                "be: filter them by the length of a column"
+                f"{name}: drop_last requires method='cut', with which only the last row may be incomplete; with "
+                f"{method!r}, any row may be incomplete: filter rows by the length of a column"
             )
         self.drop_last = drop_last
 
@@ -203,7 +203,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         if len(set(map(len, piece.values()))) > 1:
             sizes = {name: len(values) for name, values in piece.items()}
             raise ValueError(
-                f"Packer: the columns of an item have several lengths: {sizes}; name those to pack, as in "
+                f"Packer: the columns of an item have different lengths: {sizes}; name the columns to pack, as in "
                 f"columns={names[:1]}"
             )
         return piece
@@ -358,7 +358,7 @@ def _kind_of(name: str, values: Any) -> type[_Lists]:
         return kind
     raise TypeError(
         f"Packer: the column {name!r} must be a list, a tuple, an array or a tensor of tokens, but is {shown(values)} "
-        f"of type {type(values).__name__}; name the columns to pack by columns=…, or turn it into one of these before"
+        f"of type {type(values).__name__}; name the columns to pack by columns=…, or convert it first"
     )
 
 
@@ -381,7 +381,7 @@ def _kind_of_all(name: str, parts: list[Any]) -> type[_Lists]:
     kind = _kind_of(name, parts[0])
     if any(_kind_of(name, part) is not kind for part in parts):
         kinds = sorted({type(part).__name__ for part in parts})
-        raise TypeError(f"Packer: column {name!r} is of several kinds: {', '.join(kinds)}; make them one before")
+        raise TypeError(f"Packer: column {name!r} has several types: {', '.join(kinds)}; convert them to one first")
     return kind
 
 

@@ -129,7 +129,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         if any((known == default) != (group == default) for known in self.groups):
             raise RuntimeError(
                 "ShardingFilter cannot mix DEFAULT and non DEFAULT groups: it was sharded for "
-                f"{', '.join(map(_name, self.groups))} and is now asked to for {_name(group)}"
+                f"{', '.join(map(_name, self.groups))} and is now to be sharded for {_name(group)}"
             )
         self.groups[group] = (num_of_instances, instance_id)
         self.num_of_instances, self.instance_id = 1, 0

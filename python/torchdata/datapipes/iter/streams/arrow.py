@@ -136,7 +136,7 @@ class ArrowReader(IterDataPipe[Any]):
         for number in numbers:
             if not 0 <= number < len(self._table.names):
                 raise IndexError(
-                    f"{type(self).__name__} reads parts 0 to {len(self._table.names) - 1}, but was asked for {number}"
+                    f"{type(self).__name__} reads parts 0 to {len(self._table.names) - 1}, but got part {number}"
                 )
         return numbers if many else numbers[0]
 
@@ -158,8 +158,8 @@ class ArrowReader(IterDataPipe[Any]):
         numbers, count = part if isinstance(part, list) else [part], len(self._table.names)
         if not all(0 <= each < count for each in numbers) or self._name_of(part) != self._name:
             raise ValueError(
-                f"the state of {type(self).__name__} was saved in {self._name}, which is not part {part} of this "
-                "table: it has changed since. Read the version of the table with which the state was saved"
+                f"the state of {type(self).__name__} was saved in {self._name}, but this table has changed since. Read "
+                "the version of the table that the state was saved with"
             )
 
     def _read(self, part: int | list[int], _: int) -> Any:
@@ -266,7 +266,7 @@ def _table_of(pipe: Any) -> ArrowSource:
     found = [source for each in Graph(pipe) if isinstance(source := getattr(each, "source", None), ArrowSource)]
     if len(found) != 1:
         raise TypeError(
-            f"ArrowReader: source_datapipe must yield the parts of one ArrowParts, but reads {len(found)} of them: say "
-            "ArrowParts(table).shuffle().read_arrow(), ArrowReader(table), or parts=ArrowParts(table)"
+            f"ArrowReader: source_datapipe must yield the parts of one ArrowParts, but reads {len(found)} of them: "
+            "write ArrowParts(table).shuffle().read_arrow(), ArrowReader(table), or parts=ArrowParts(table)"
         )
     return found[0]

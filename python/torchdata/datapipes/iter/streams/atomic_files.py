@@ -131,8 +131,8 @@ def write_file(
             os.fsync(file.fileno())
         if expected is not None and digest != expected.lower():
             raise RuntimeError(
-                f"The computed hash {digest} of {path} does not match the expected hash {expected}. Nothing was "
-                "saved; look whether the source is intact, or correct hash_dict"
+                f"The computed hash {digest} of {path} does not match the expected hash {expected}. Nothing was saved; "
+                "check whether the source is intact, or correct hash_dict"
             )
         os.replace(temporary, path)
     except BaseException:

@@ -246,7 +246,7 @@ class _CSV(_Text):
             self._make_reader(iter(()), None)
         except (TypeError, csv.Error) as error:
             raise TypeError(
-                f"{type(self).__name__}: {error}; the options beyond its own are those of Python's csv module"
+                f"{type(self).__name__}: {error}; all other options must be options of Python's csv module"
             ) from error
 
     def _make_reader(self, lines: Iterator[Any], place: dict[str, Any] | None) -> Any:

@@ -146,7 +146,7 @@ def _checked_entry(name: Any, entry: Any) -> tuple[Any, Any]:
     entry = (None, None) if entry is None else entry
     if not isinstance(name, str) or not isinstance(entry, (tuple, list)) or len(entry) != 2:
         raise TypeError(
-            f"TFRecordLoader: spec must lead from names to pairs (shape, dtype) or None, but got {entry!r} for {name!r}"
+            f"TFRecordLoader: spec must map names to pairs (shape, dtype) or None, but got {entry!r} for {name!r}"
         )
     shape, dtype = entry
     if shape is not None:
@@ -158,8 +158,8 @@ def _checked_entry(name: Any, entry: Any) -> tuple[Any, Any]:
             ) from None
         if min(shape, default=0) < -1 or shape.count(-1) > 1:
             raise ValueError(
-                f"TFRecordLoader: spec[{name!r}] has the shape {shape!r}, in which at most one length may be -1, and "
-                "none may be less"
+                f"TFRecordLoader: spec[{name!r}] has the shape {shape!r}, but at most one length may be -1, and no "
+                "length may be less"
             )
     _dtype_for(name, dtype, sys.modules.get("torch"))
     return shape, dtype
@@ -194,7 +194,7 @@ def _appliers(spec: dict[str, tuple[Any, Any]], torch: Any) -> dict[str, Callabl
 def _applied(appliers: dict[str, Callable[[Any], Any]], example: dict[str, Any]) -> dict[str, Any]:
     if len(example) != len(appliers):
         missing = sorted(appliers.keys() - example.keys())
-        raise RuntimeError(f"Example is missing some required keys: {missing}; remove them from spec if they may lack")
+        raise RuntimeError(f"Example is missing some required keys: {missing}; remove optional keys from spec")
     for name, value in example.items():
         example[name] = appliers[name](value)
     return example

@@ -113,8 +113,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     def _refuse_twice(self, key: str, field: str) -> None:
         if self.strict:
             raise ValueError(
-                f"WebDataset: the sample {key!r} has two files {field!r}, of which one would be lost; pack the "
-                f"archive again, or pass strict=False to let the later one count"
+                f"WebDataset: the sample {key!r} has two files {field!r}, so one of them would be lost; pack the "
+                "archive again, or pass strict=False to keep the later file"
             )
 
     def _refuse_scattered(self, sample: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         if before != fields:
             raise ValueError(
                 f"WebDataset: the files of the sample {key!r} do not follow one another: "
-                f"{sorted(before - {'__key__'})} came before other samples, and {sorted(fields - {'__key__'})} behind "
+                f"{sorted(before - {'__key__'})} came before other samples, and {sorted(fields - {'__key__'})} after "
                 "them; pack the archive in the order of names (tar --sort=name), or pass strict=False for two samples"
             )
         if len(recent) == _GENERATION:

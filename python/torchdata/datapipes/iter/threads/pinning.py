@@ -84,7 +84,7 @@ class PinMemory(_PrefetchBase[T_co]):
 
 def _require_cuda(device: Any) -> int:
     """Returns the index of `device`; if `device` lacks an index, the index of the current CUDA device."""
-    remedy = "take pin_memory out of the pipeline here, or give it a pin_memory_fn of your own"
+    remedy = "remove pin_memory from the pipeline here, or pass your own pin_memory_fn"
     if importlib.util.find_spec("torch") is None:
         raise RuntimeError(f"PinMemory needs PyTorch with CUDA, but PyTorch is not installed; {remedy}")
     import torch

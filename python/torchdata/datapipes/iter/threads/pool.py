@@ -140,8 +140,8 @@ class Pool:
         try:
             if not hold.wait(patience):
                 raise TimeoutError(
-                    f"the state of ThreadPoolMapper cannot be saved: {self._work.function!r} has worked on one "
-                    f"item for {patience:g} s; look for what blocks there, or raise ThreadPoolMapper.patience"
+                    f"the state of ThreadPoolMapper cannot be saved: {self._work.function!r} has worked on one item "
+                    f"for {patience:g} s; find out what blocks it, or raise ThreadPoolMapper.patience"
                 )
             slots = self._queue.slots()
             rests = any(kind == "waiting" and type(content) not in PLAIN_TYPES for _, kind, content, _ in slots)

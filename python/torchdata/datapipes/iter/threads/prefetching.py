@@ -232,9 +232,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
         name = type(self).__name__
         others = [type(pipe).__name__ for pipe in Graph(self.source_datapipe) if hasattr(pipe, "set_process_group")]
         cause = (
-            f"{others[0]} below it waits for other ranks, which may be paused: put {name} before {others[0]}"
+            f"{others[0]} before it waits for other ranks, which may be paused: put {name} before {others[0]}"
             if others
-            else f"look for what blocks there, or raise {name}.patience"
+            else f"find out what blocks it, or raise {name}.patience"
         )
         return (
             f"{name} cannot be {what}: its thread has waited for one item of {self.source_datapipe!r} for "

@@ -97,7 +97,7 @@ class _StepData(_PrefetchData):
                 if item is _END and self.again:
                     raise RuntimeError(
                         "this pipeline does not repeat itself, so it cannot resume from the state: it ended "
-                        f"{self.again} items before the place at which the state was saved"
+                        f"{self.again} items before the position of the state"
                     )
             except BaseException as error:
                 failure = error
@@ -223,10 +223,10 @@ def _meaning_of_vote(number: int, group: RankGroup) -> str:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
     else:
         what = (
-            f"rank {number} shut its loader down or came to an end in the middle of the epoch, as it does after an "
-            "exception in its loop"
+            f"rank {number} shut its loader down or exited in the middle of the epoch, as happens after an exception "
+            "in its loop"
         )
-    return f"{what}, so that FullSync ends rank {group.rank}, too; the cause is in the output of that rank"
+    return f"{what}, so FullSync ends rank {group.rank}, too; see the output of that rank for the cause"
 
 
 def _begun(source: Iterable[Any]) -> Iterator[Any]:
@@ -343,9 +343,9 @@ class FullSync(_PrefetchBase[T_co]):
         self._has_warned = True
         warn_outside(
             f"this rank has {left}{'' if is_all else ' or more'} items (batches, if the loader yields batches) left at "
-            "the end of the epoch, because another rank has none: they are left out, and so it may be in every epoch. "
-            "The ranks' shares are uneven: make the number of shards a multiple of the number of ranks times workers, "
-            "or put `.sharding_filter()` behind the pipe that makes items of shards"
+            "the end of the epoch, because another rank has no more items. This rank skips them, probably in every "
+            "epoch. The ranks' shares are uneven: make the number of shards a multiple of the number of ranks times "
+            "workers, or put `.sharding_filter()` after the pipe that reads the shards"
         )
 
     def make_again(self, count: int) -> None:

@@ -130,8 +130,8 @@ class Client:
         known -= {"self", "method", "url", "timeout", "stream"}
         if unknown := sorted(set(options) - known):
             raise TypeError(
-                f"{pipe}: {', '.join(unknown)} is no option of requests that can be passed on; "
-                f"there are {', '.join(sorted(known))}"
+                f"{pipe}: {', '.join(unknown)} cannot be passed to requests; possible options are "
+                f"{', '.join(sorted(known))}"
             )
         self.pipe = pipe
         self.timeout = checked_timeout(pipe, timeout)

@@ -310,8 +310,8 @@ class HttpStream(io.BufferedReader):
         target = place + offset if whence == io.SEEK_CUR else offset
         if whence == io.SEEK_END or target < place:
             raise io.UnsupportedOperation(
-                f"the stream of {shown(self._body.name)} moves forward only, but was to go from byte {place} to "
-                f"{offset} (whence={whence}); read it into io.BytesIO first"
+                f"the stream of {shown(self._body.name)} can only seek forward, but seek({offset}, {whence}) was "
+                f"called at byte {place}; read it into io.BytesIO first"
             )
         if self._body.response is None and self._body.position == place:
             self._body.position = place = target  # the server will begin at this position
