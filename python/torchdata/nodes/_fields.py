@@ -32,7 +32,7 @@ class StateFields:
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._state and not self._is_beginning:
-            raise ValueError(f"{self._node}: the state has no {key!r}; it is damaged, or that of another kind of node")
+            raise ValueError(f"{self._node}: the state has no {key!r}; it is damaged, or from another kind of node")
         return self._state.get(key)
 
     def get(self, key: str) -> Any:

@@ -293,7 +293,7 @@ class ReadSource:
     def _stuck(self) -> TimeoutError:
         return TimeoutError(
             f"{self.work.name} cannot be reset: its source {type(self._source).__name__} has been busy with one item "
-            f"for {self.patience:g} s; look for what blocks there"
+            f"for {self.patience:g} s; find out what blocks it"
         )
 
     def __del__(self) -> None:

@@ -160,9 +160,9 @@ class IteratingNode(BaseNode[T]):
         saved, self._loaded_digest = self._loaded_digest, None
         if saved is not None and self._digest is not None and not self._digest.agrees_with(saved):
             warn_outside(
-                f"{type(self).__name__}: the first {self._num_yielded} items are not those that were read before the "
-                "state was saved. If their order differs, some items come twice and others never: seed whatever "
-                "shuffles or draws them, in each epoch, or give the iterable state_dict() and load_state_dict().",
+                f"{type(self).__name__}: the first {self._num_yielded} items differ from the items of the saved run. "
+                "If their order differs, some items come twice and others never: seed the code that shuffles or draws "
+                "them in each epoch, or give the iterable state_dict() and load_state_dict().",
                 RuntimeWarning,
             )
 

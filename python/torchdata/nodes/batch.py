@@ -228,8 +228,8 @@ class Unbatcher(BaseNode[T]):
             if index > length:
                 self._index = length
                 raise ValueError(
-                    f"Unbatcher: {self.BATCH_IDX_KEY!r} in the state is {index}, but the batch that is read again has "
-                    f"only {length} members; load it with the data that it was saved with"
+                    f"Unbatcher: {self.BATCH_IDX_KEY!r} in the state is {index}, but the reread batch has only "
+                    f"{length} members; load the state with the data that it was saved with"
                 )
 
     def get_state(self) -> dict[str, Any]:

@@ -156,8 +156,8 @@ class Loader(ObservedLoader, Generic[T]):
             if iterator.turn.is_mine or threading.current_thread() in self._threads():
                 raise RuntimeError(
                     "Loader: state_dict() was called while this thread computes an item, in a signal handler or in a "
-                    "function of a node, so the nodes are between two positions: let the handler set a flag, and call "
-                    "state_dict() when the item has arrived"
+                    "function of a node, so the nodes have no position now: let the handler set a flag, and call "
+                    "state_dict() after the item has arrived"
                 )
             state = iterator.turn.call(partial(self._state_of, iterator))
             if state is not None:

@@ -258,8 +258,8 @@ class ParallelMapper(PassingNode[T]):
             check_int(name, "max_concurrent", max_concurrent, least=1)
             if 0 < self.num_workers < max_concurrent:
                 raise ValueError(
-                    f"{name}: max_concurrent must be at most num_workers={num_workers}, but got {max_concurrent}; "
-                    "None stands for twice as many"
+                    f"{name}: max_concurrent must be at most num_workers={num_workers}, but got {max_concurrent}; None "
+                    "means 2 * num_workers"
                 )
         self.snapshot_frequency = check_int(name, "snapshot_frequency", snapshot_frequency, least=0)
         self.prebatch = None if prebatch is None else check_int(name, "prebatch", prebatch, least=1)

@@ -327,9 +327,9 @@ class Replay(Iterator[Any]):
         if not digest.agrees_with(saved):
             raise ValueError(
                 f"the sampler does not repeat itself, so the loader cannot resume from the state: the first {read} "
-                "indices are not those that were read when the state was saved. Seed whatever shuffles them, in each "
-                "epoch, or give the sampler state_dict() and load_state_dict(). load_state_dict(state, strict=False) "
-                "skips the same number of indices of the new order"
+                "indices differ from the indices that were read before the state was saved. Seed the code that "
+                "shuffles them in each epoch, or give the sampler state_dict() and load_state_dict(). "
+                "load_state_dict(state, strict=False) skips the same number of indices of the new order"
             )
         return digest
 

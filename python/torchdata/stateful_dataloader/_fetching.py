@@ -30,9 +30,8 @@ _NAMED = 8
 #: If an iterator raises this many consecutive exceptions, the last exception is raised, even if exceptions are skipped.
 _MOST_IN_A_ROW = 10_000
 ENDS = (
-    "it is a generator, and a generator that raises has ended, so the items that it would have yielded after that are "
-    "lost. Let __iter__ return an object whose __next__ can be called again after it has raised, or catch the "
-    "exception in the generator"
+    "it is a generator, and an exception ends a generator, so its remaining items are lost. Let __iter__ return an "
+    "object whose __next__ can be called again after an exception, or catch the exception in the generator"
 )
 
 
@@ -110,8 +109,8 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
             if not isinstance(found, (list, tuple)):
                 add_note(
                     error,
-                    "on_error does not skip it: __getitems__ of the dataset returns no list of samples "
-                    f"({type(found).__name__}), so those of a batch cannot be read one by one",
+                    f"on_error cannot skip the sample: __getitems__ of the dataset returns {type(found).__name__} "
+                    "instead of a list, so samples cannot be read one by one",
                 )
                 self.skipped = []
                 raise error
@@ -241,7 +240,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         elif not is_of_an_item(error):
             return False
         elif self.is_generator:
-            add_note(error, f"on_error does not skip what {name} raises: {ENDS}")
+            add_note(error, f"on_error cannot skip exceptions of {name}: {ENDS}")
         elif self._in_a_row == _MOST_IN_A_ROW:
             add_note(
                 error, f"on_error stops skipping: {name} has raised {_MOST_IN_A_ROW} times without a sample in between"
@@ -260,9 +259,9 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
             return
         add_note(
             error,
-            f"on_error cannot skip it: it came out of a generator in the iterator of {type(self.dataset).__name__}, "
-            "which yielded nothing after it, because a generator that raises has ended. Catch the exception in the "
-            "generator, or read without one",
+            f"on_error cannot skip it: a generator in the iterator of {type(self.dataset).__name__} has raised it and "
+            "yielded nothing after it, because an exception ends a generator. Catch the exception in the generator, or "
+            "read without one",
         )
         raise error from None
 

@@ -149,9 +149,9 @@ def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
     there, here = state.facts, facts_of(loader)
     if here.rank != there.rank and None not in (here.rank, there.rank):
         warnings.warn(
-            f"StatefulDataLoader: rank {here.rank} loads the state of rank {there.rank}, with its random numbers "
-            "and the state of its dataset, so both ranks may draw the same augmentations. Save one state per rank, and "
-            "load in each rank its own",
+            f"StatefulDataLoader: rank {here.rank} loads the state of rank {there.rank}, with its random numbers and "
+            "the state of its dataset, so both ranks may draw the same augmentations. Save one state per rank, and "
+            "load each rank's own state",
             RuntimeWarning,
             stacklevel=3,
         )
@@ -203,12 +203,12 @@ def _other_size(state: EpochState, loader: Any) -> str:
     elif type(index_sampler) is not BatchSampler:
         why = f"the position in the {type(index_sampler).__name__} is a number of batches. Give the loader `batch_size`"
     elif state.order.indices:
-        why = "it holds batches that were drawn and not given, because it was saved with in_order=False"
+        why = "it holds batches that were drawn but not delivered, because it was saved with in_order=False"
     else:
         return ""
     return (
-        f"this state was saved inside an epoch with batches of {old}, and now they are of {new}: {why}. Load it with "
-        f"batch_size={old}, or save a state between two epochs"
+        f"this state was saved inside an epoch with batches of {old} samples, but now they have {new}: {why}. Load it "
+        f"with batch_size={old}, or save a state between two epochs"
     )
 
 
@@ -237,8 +237,8 @@ def _check_workers(state: EpochState, loader: Any) -> None:
         return
     if any(position is not None and not (position.dataset is position.collate is None) for position in state.positions):
         warnings.warn(
-            f"the dataset or collate_fn has a state of its own in each worker; it was saved with {there} workers, "
-            f"and the {here} of this loader get those states in turn",
+            f"the dataset or collate_fn has its own state in each worker; the states of {there} workers were saved, "
+            f"and the {here} workers of this loader receive them in turn",
             stacklevel=4,
         )
 

@@ -153,7 +153,7 @@ def decoded(which: Any, plain: Any) -> Any:
         return _decoded(which, plain)
     except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, RuntimeError) as error:
         raise ValueError(
-            f"the saved state of a random generator is damaged, or of one of another kind: {error}"
+            f"the saved state of a random generator is damaged, or belongs to another kind of generator: {error}"
         ) from error
 
 
@@ -178,7 +178,7 @@ def _decoded(which: Any, plain: Any) -> Any:
         write(torch.Generator(), state)
         return state
     if seed is not None:
-        raise ValueError("a seed stands where none belongs")
+        raise ValueError("it contains a seed, but this kind of generator has none")
     gauss = float(kept[0]) if kept else None
     if which == "python" or isinstance(which, random.Random):
         return 3, (*words[0].tolist(), words[1]), gauss

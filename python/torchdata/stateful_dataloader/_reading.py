@@ -184,17 +184,17 @@ class EpochReader:
         random numbers may have caused the difference (`is_noise`)."""
         if is_noise:
             warn_outside(
-                f"the samples of the first {since} batches have other numbers than when the state was saved. If these "
-                "are drawn for each sample, as for augmentation, nothing is lost. If the order differs, some samples "
-                "come twice and others never: seed the order in each epoch, or give the dataset state_dict() and "
-                "load_state_dict()",
+                f"the samples of the first {since} batches contain other numbers than before the state was saved. If "
+                "these are drawn for each sample, as for augmentation, nothing is lost. If the order differs, some "
+                "samples come twice and others never: seed the order in each epoch, or give the dataset state_dict() "
+                "and load_state_dict()",
                 RuntimeWarning,
             )
             return
         raise ValueError(
             "the dataset does not repeat itself, so the loader cannot resume from the state: the samples of its first "
-            f"{since} batches are not those that were read when the state was saved. Seed whatever shuffles or draws "
-            "them, in each epoch, or give the dataset state_dict() and load_state_dict(). "
+            f"{since} batches differ from the samples that were read before the state was saved. Seed the code that "
+            "shuffles or draws them in each epoch, or give the dataset state_dict() and load_state_dict(). "
             "load_state_dict(state, strict=False) of the loader resumes anyway, after the same number of batches"
         )
 

@@ -26,18 +26,18 @@ def check_on_error(how: Any, limit: Any, log: str | os.PathLike[str] | None, dat
     check_limit("StatefulDataLoader", "error_limit", limit)
     if how == "raise":
         if limit is not None or log is not None:
-            raise ValueError("StatefulDataLoader: error_limit and error_log are for on_error='skip'")
+            raise ValueError("StatefulDataLoader: error_limit and error_log require on_error='skip'")
         return
     if not isinstance(dataset, IterableDataset):
         return
     if isinstance(dataset, IterDataPipe):
         raise ValueError(
-            f"StatefulDataLoader: on_error='skip' cannot skip what {type(dataset).__name__} raises, as it is made of "
-            "pipes, which skip by themselves: end them in .on_error('skip')"
+            f"StatefulDataLoader: on_error='skip' cannot skip exceptions of {type(dataset).__name__}, because it is "
+            "made of pipes: put .on_error('skip') at the end of these pipes"
         )
     if inspect.isgeneratorfunction(inspect.unwrap(type(dataset).__iter__)):
         raise ValueError(
-            f"StatefulDataLoader: on_error='skip' cannot skip what the __iter__ of {type(dataset).__name__} raises: "
+            f"StatefulDataLoader: on_error='skip' cannot skip exceptions of the __iter__ of {type(dataset).__name__}: "
             f"{ENDS}"
         )
 

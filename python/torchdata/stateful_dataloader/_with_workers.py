@@ -39,7 +39,7 @@ from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
-_LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
+_LEFT = "another thread has called iter(loader) of a loader with persistent workers, which ended this thread's epoch"
 
 # The first use of `record_function` imports a module, which reads files. During an epoch, this import would prevent
 # `processes/positions.py` from detecting files that children share.
@@ -229,8 +229,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             if self._is_cut_off:
                 raise RuntimeError(
                     "an error of the loader's sampler, or Ctrl-C pressed twice, interrupted the loader while it "
-                    "delivered a batch, which is lost; begin a new loop. To miss no batch, load a state that was saved "
-                    "before"
+                    "delivered a batch, which is lost; begin a new loop. To lose no batch, load an earlier state"
                 )
             if self._held or self._hand:
                 return

@@ -147,8 +147,8 @@ class RandomIndices(Iterator[int]):
             self._chunk = next(self._chunks, [])
             if not self._chunk:
                 raise ValueError(
-                    f"the saved epoch had yielded {yielded} indices, but this sampler gives {yielded - left}: "
-                    "the data it samples from has become shorter"
+                    f"the saved epoch had yielded {yielded} indices, but this sampler yields {yielded - left}: its "
+                    "data has become shorter"
                 )
             self._place = min(left, len(self._chunk))
             left -= self._place

@@ -81,7 +81,7 @@ def test_positions_that_count_batches_are_refused_by_name(made: Any, message: st
     run = made(4)
     advanced(run, 1)
     run = loaded(made(5), run.state_dict())
-    with pytest.raises(ValueError, match=rf"batches of 4, and now they are of 5: {message}"):
+    with pytest.raises(ValueError, match=rf"batches of 4 samples, but now they have 5: {message}"):
         next(iter(run))
 
 

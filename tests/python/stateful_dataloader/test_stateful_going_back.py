@@ -206,7 +206,7 @@ def test_a_stream_with_noise_resumes_with_a_warning_if_the_program_draws_from_th
         next(batches)
         random.random()
     loader = loaded(StatefulDataLoader(Noisy(), 2), loader.state_dict())
-    with pytest.warns(RuntimeWarning, match="the samples of the first 4 batches have other numbers"):
+    with pytest.warns(RuntimeWarning, match="the samples of the first 4 batches contain other numbers"):
         rest = [int(sample) for batch in loader for sample in batch]
     assert rest == list(range(8, 20))
 
@@ -240,7 +240,7 @@ def test_a_stream_that_augments_by_unseeded_numbers_resumes_with_a_warning(
         warnings.simplefilter("default")  # Workers must print their warnings to standard error.
         warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
         rest = [int(sample["key"] if makes is image else sample[0]) for sample in loader]
-    assert "have other numbers than when the state was saved" in capfd.readouterr().err
+    assert "contain other numbers than before the state was saved" in capfd.readouterr().err
     copies = max(num_workers, 1)
     assert rest == [number for number in range(6 // copies, 20) for _ in range(copies)]
 

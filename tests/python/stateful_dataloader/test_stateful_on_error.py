@@ -285,7 +285,7 @@ def test_an_error_says_that_a_batch_cannot_be_read_sample_by_sample() -> None:
 
     with pytest.raises(ValueError, match="broken") as caught:
         next(iter(loader_of(Columns(), collate_fn=list)))
-    assert any("__getitems__ of the dataset returns no list" in note for note in caught.value.__notes__)
+    assert any("on_error cannot skip the sample" in note for note in caught.value.__notes__)
 
 
 def test_without_on_error_an_exception_is_raised_and_the_state_is_unchanged() -> None:
@@ -321,10 +321,10 @@ test_impossible_arguments_are_refused = refuses(
     (lambda: loader_of(on_error="pass"), ValueError, "on_error must be 'raise' or 'skip', but got 'pass'"),
     (lambda: loader_of(error_limit="3"), TypeError, "error_limit must be a number"),
     (lambda: loader_of(error_limit=1.5), ValueError, "error_limit must be a number of items, or a float from 0 to 1"),
-    (lambda: loader_of(on_error="raise", error_limit=3), ValueError, "are for on_error='skip'"),
-    (lambda: loader_of(on_error="raise", error_log="log"), ValueError, "are for on_error='skip'"),
-    (lambda: loader_of(Stream()), ValueError, "the __iter__ of Stream raises: it is a generator, and a generator that"),
-    (lambda: loader_of(IterableWrapper([1])), ValueError, r"it is made of pipes.*end them in .on_error"),
+    (lambda: loader_of(on_error="raise", error_limit=3), ValueError, "require on_error='skip'"),
+    (lambda: loader_of(on_error="raise", error_log="log"), ValueError, "require on_error='skip'"),
+    (lambda: loader_of(Stream()), ValueError, "the __iter__ of Stream: it is a generator, and an exception"),
+    (lambda: loader_of(IterableWrapper([1])), ValueError, r"it is made of pipes.*put .on_error"),
 )
 
 
@@ -386,8 +386,8 @@ class Stuck(Steps):
 @pytest.mark.parametrize(
     ("dataset", "kind", "words"),
     [
-        (Through, ValueError, "it came out of a generator in the iterator of Through, which yielded nothing after it"),
-        (Made, ValueError, "does not skip what the iterator of Made raises: it is a generator"),
+        (Through, ValueError, "a generator in the iterator of Through has raised it and yielded nothing after it"),
+        (Made, ValueError, "cannot skip exceptions of the iterator of Made: it is a generator"),
         (Stuck, OSError, "the iterator of Stuck has raised 10000 times without a sample in between"),
     ],
 )

@@ -26,8 +26,8 @@ def get_rank_and_world_size() -> tuple[int, int]:
             rank, world_size = 0, 1
     if not 0 <= rank < world_size:
         raise ValueError(
-            f"Invalid rank {rank}: with a world size of {world_size} it must be from 0 to {world_size - 1}; look at "
-            "the variables RANK and WORLD_SIZE"
+            f"Invalid rank {rank}: with a world size of {world_size} it must be from 0 to {world_size - 1}; check the "
+            "variables RANK and WORLD_SIZE"
         )
     return rank, world_size
 
