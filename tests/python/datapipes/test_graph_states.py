@@ -319,7 +319,7 @@ OTHERS = {
     "a parameter": (
         lambda: numbers(9).batch(2),
         lambda: numbers(9).batch(2, drop_last=True),
-        "pipe 2 from the source on, Batcher, has drop_last=False in the state and True in this one",
+        r"pipe 2 \(counted from the source\), Batcher, has drop_last=False in the state and True in this one",
     ),
     "a function": (
         lambda: numbers(9).map(plus_one),

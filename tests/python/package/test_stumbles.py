@@ -217,7 +217,7 @@ def test_an_item_that_cannot_be_pickled_names_the_pipe_and_the_item() -> None:
         list(loader)
     first, second = caught.value.__notes__
     assert "while a value of type lock was pickled for another process: yield what can be" in first
-    assert second == "It is in item 3 of Mapper(locked_at_five) in this process."
+    assert second == "The object is in item 3 of Mapper(locked_at_five) in this process."
 
 
 def test_a_generator_among_the_items_leads_to_flatmap() -> None:

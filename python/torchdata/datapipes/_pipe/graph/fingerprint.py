@@ -54,7 +54,7 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
     for place, (other, mine) in enumerate(zip_longest(saved, found), 1):
         if other == mine:
             continue
-        where = f"pipe {place}, counted from the source,"
+        where = f"pipe {place} (counted from the source)"
         if other is None or mine is None or other["class"] != mine["class"]:
             names = [short_name(one) if one else "none" for one in (other, mine)]
             return f"{where} is {names[0]} in the state and {names[1]} in {here}"
