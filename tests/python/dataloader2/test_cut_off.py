@@ -347,7 +347,7 @@ def test_another_state_can_be_loaded_after_a_resume_has_failed(workers: int) -> 
     other = 2 - workers
     with made(workers) as loader:
         loader.load_state_dict(states[other])
-        with pytest.raises(ValueError, match="dispatching process"):
+        with pytest.raises(ValueError, match="dispatching process|round_robin_dispatch"):
             iter(loader)
         assert loader.state_dict()["iteration_state"] == states[other]["iteration_state"]
         loader.load_state_dict(states[workers])
@@ -377,6 +377,7 @@ def test_a_loader_that_was_shut_down_still_has_its_state(service: str, count: in
     assert resumed(loader("halting", service), state) == [epochs[2]]
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C in `__del__` is only printed
 def test_a_loop_continues_although_ctrl_c_has_also_interrupted_an_earlier_attempt() -> None:
     def build() -> DataLoader2[Any]:
         return begun(DataLoader2(IterableWrapper(range(12)).shuffle().sharding_filter().prefetch(2), splits=3))

@@ -103,7 +103,7 @@ def test_items_beyond_the_budget_are_kept_with_a_warning_that_says_why():
         .map(lambda number: np.full(60_000, number, np.uint8))
     )
     with loader(pipe, memory_budget=1 << 20) as dl:
-        with pytest.warns(RuntimeWarning, match=r"waits for worker process 1 in turn.*worker process 0"):
+        with pytest.warns(RuntimeWarning, match=r"worker process 1 must yield the next item.*worker process 0"):
             first = [int(array[0]) for array in dl]
         assert first == list(range(0, 200, 2))
 

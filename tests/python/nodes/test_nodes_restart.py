@@ -24,7 +24,7 @@ def mapper(function: Any, count: int = 20, workers: int = 2, **options: Any) -> 
 squares = [number * number for number in range(20)]
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_worker_exits_do_not_change_the_items(tmp_path: Path, method: str) -> None:
     deaths = {3: 1, 4: 2, 13: 1}
@@ -35,7 +35,7 @@ def test_worker_exits_do_not_change_the_items(tmp_path: Path, method: str) -> No
     loader.root.shutdown()
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
 @pytest.mark.parametrize("options", [{"in_order": False}, {"prebatch": 3}, {"workers": 1}])
 def test_no_item_is_lost_out_of_order_or_in_batches(tmp_path: Path, options: dict[str, Any]) -> None:
     node = mapper(Dying(tmp_path, dict.fromkeys(range(0, 20, 4), 1)), **options)
@@ -43,7 +43,7 @@ def test_no_item_is_lost_out_of_order_or_in_batches(tmp_path: Path, options: dic
     node.shutdown()
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
 @pytest.mark.parametrize("seed", range(2))
 def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -> None:
     chance, came, states = random.Random(seed), [], []

@@ -75,7 +75,7 @@ class DrawsAndDies:
         return draw(item)
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
 def test_a_process_that_replaces_another_does_not_repeat_its_numbers(tmp_path: Path) -> None:
     node = mapper(IterableWrapper(range(8)), DrawsAndDies(tmp_path), 1, on_worker_exit="restart")
     with Loader(node) as loader:

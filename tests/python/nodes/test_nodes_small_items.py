@@ -142,7 +142,7 @@ def test_no_result_is_lost_with_a_process_that_exits(together: list[int]) -> Non
     node.shutdown()
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
 def test_the_third_worker_exit_is_raised_at_its_item_among_others() -> None:
     node = mapper(range(MANY + 50), ExitsAt(MANY + 5), on_worker_exit="restart")
     node.reset()
@@ -179,7 +179,7 @@ def results_of(iterator: Any, count: int = 10 * MANY) -> list[Any]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
 @pytest.mark.parametrize(("in_order", "deaths"), [(True, {}), (True, {9: 1, MANY + 9: 2, 2 * MANY: 1}), (False, {})])
 def test_a_run_resumes_among_many_items_as_if_never_stopped(
     in_order: bool, deaths: dict[int, int], tmp_path: Path

@@ -384,5 +384,5 @@ def test_an_error_in_one_thread_does_not_end_the_others() -> None:
         iterator = iter(loader)
         readers = [Reader(iterator) for _ in range(2)]
         told = sorted(reader.ended() for reader in readers)
-    assert told[0].startswith("no such item")
-    assert told[1].endswith("an error, which another thread received, ended the epoch: ValueError: no such item")
+    assert told[1].startswith("no such item")
+    assert told[0].endswith("an error, which another thread received, ended the epoch: ValueError: no such item")

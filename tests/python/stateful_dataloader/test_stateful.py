@@ -192,7 +192,7 @@ def test_states_of_a_dataset_are_distributed_with_a_warning() -> None:
     loader = StatefulDataLoader(Counting(12), batch_size=2, num_workers=2)
     advanced(loader, 2)
     later = loaded(StatefulDataLoader(Counting(12), batch_size=2, num_workers=1), loader.state_dict())
-    with pytest.warns(UserWarning, match="saved with 2 workers"):
+    with pytest.warns(UserWarning, match="the states of 2 workers were saved"):
         assert [batch[:, 0].tolist() for batch in later] == [[4, 5], [6, 7], [8, 9], [10, 11]]
 
 

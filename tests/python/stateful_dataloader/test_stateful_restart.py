@@ -22,6 +22,7 @@ from random_stateful.deaths import check
 from random_stateful.judging import StatefulJudge
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
 Drawn, Stream = partial(NoisyCounting, 30, "torch"), partial(EpochAtEnd, 19, "torch")
 
 
@@ -64,7 +65,6 @@ def read(
     return epochs
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize(("dataset", "persistent"), [(Drawn, False), (Stream, True)])
 def test_worker_exits_do_not_change_the_items(dataset: Any, persistent: bool) -> None:
     expected = read(loader_of(dataset(), "error", persistent_workers=persistent), {}, breaks=3)
@@ -72,7 +72,6 @@ def test_worker_exits_do_not_change_the_items(dataset: Any, persistent: bool) ->
     assert read(loader_of(dataset(), persistent_workers=persistent), deaths, breaks=3) == expected
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 def test_worker_exits_do_not_change_the_items_of_spawned_workers() -> None:
     one = {"num_workers": 1, "persistent_workers": True}
     expected = read(loader_of(Drawn(), "error", **one), {}, breaks=3)
@@ -80,7 +79,6 @@ def test_worker_exits_do_not_change_the_items_of_spawned_workers() -> None:
     assert read(loader, {(1, 2): 0}, breaks=3) == expected
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize(("dataset", "persistent"), [(Drawn, True), (Stream, False)])
 def test_a_state_at_any_batch_around_a_worker_exit_resumes_exactly(dataset: Any, persistent: bool) -> None:
     expected = [batch.tolist() for batch in loader_of(dataset(), "error", persistent_workers=persistent)]
@@ -95,7 +93,6 @@ def test_a_state_at_any_batch_around_a_worker_exit_resumes_exactly(dataset: Any,
         assert [batch.tolist() for batch in other] == expected[number + 1 :], number
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 def test_a_worker_that_exits_between_two_epochs_is_replaced_in_the_second_one() -> None:
     expected = read(loader_of(Drawn(), "error", persistent_workers=True), {})
     loader = loader_of(Drawn(), persistent_workers=True)
@@ -107,7 +104,6 @@ def test_a_worker_that_exits_between_two_epochs_is_replaced_in_the_second_one() 
     assert found == expected
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("persistent", [False, True])
 def test_out_of_order_each_sample_is_yielded_once(persistent: bool) -> None:
     loader = loader_of(range(40), in_order=False, persistent_workers=persistent)
@@ -120,7 +116,6 @@ def test_out_of_order_each_sample_is_yielded_once(persistent: bool) -> None:
         assert sorted(came) == list(range(40))
 
 
-@pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
 def test_workers_are_replaced_with_a_pinning_thread_as_well(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
     pin_without_device(monkeypatch)
@@ -134,7 +129,7 @@ def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Any) -> None:
     iterator, came = iter(loader), []
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        with pytest.raises(RuntimeWarning, match="Another process"):
+        with pytest.raises(RuntimeWarning, match="A new process"):
             for batch in iterator:
                 came.append(int(batch))
         came += [int(batch) for batch in iterator]
