@@ -19,11 +19,9 @@ from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
-#: later (for n, see `FEWEST`). Because FACTOR * n is at least 100, snapshots take at most 1 % of the time in which the
-#: process does not wait for its reader. Each second of waiting shortens the pause by five seconds, so that a resumed
-#: process recomputes few items. If a snapshot takes more than a millisecond, the time beyond a millisecond is
-#: multiplied by five in c (`Cadence`).
-SECONDS, FACTOR = 0.007, 50.0
+#: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100. If
+#: a snapshot takes more than a millisecond, the time beyond a millisecond is multiplied by five in c (`Cadence`).
+SECONDS, FACTOR = 0.005, 50.0
 #: In the formula for the pause between snapshots, n is the number of processes, but at least FEWEST and at most MOST.
 #: The pause after a snapshot grows with the number of processes, because a main process that takes items in strict
 #: order may wait for the snapshots of all processes. A snapshot also slows down other processes, because it evicts the

@@ -5,8 +5,7 @@ use std::time::{Duration, Instant};
 use crate::sampled_clock::SampledClock;
 
 /// Schedules snapshots. The pause after a snapshot is `factor` times the cost of the snapshot, but at least the
-/// duration `most_often`. Time in which the process waits for its reader shortens the pause, because a snapshot at such
-/// a time delays no item.
+/// duration `most_often`.
 ///
 /// The cost is the shortest duration of the last three snapshots, because other processes may have run during a longer
 /// snapshot.
@@ -15,9 +14,7 @@ pub struct Cadence {
     most_often: Duration,
     factor: f64,
     took: [f64; 3],
-    last: Instant,
-    pause: Duration,
-    waited: Duration,
+    due: Instant,
     clock: SampledClock,
 }
 
@@ -33,34 +30,27 @@ const EARLY: f64 = 0.02;
 const CHEAP: f64 = 0.001;
 const DEAR: f64 = 4.0;
 
-/// Each second of waiting shortens the pause by this number of seconds.
-const IDLE: u32 = 4;
-
 impl Cadence {
     /// If `most_often` is zero, a snapshot is due after each item.
     pub fn new(most_often: Duration, factor: f64) -> Self {
         let longest = if most_often.is_zero() { 1 } else { LONGEST_STEP };
         let clock = SampledClock::new(1, longest, NEAR);
-        let (last, waited) = (Instant::now(), Duration::ZERO);
-        Self { most_often, factor, took: [f64::INFINITY; 3], last, pause: most_often, waited, clock }
+        Self { most_often, factor, took: [f64::INFINITY; 3], due: Instant::now() + most_often, clock }
     }
 
-    /// # Arguments
-    /// * `waited` - the total time that the process has waited for its reader.
     #[inline]
-    pub fn is_due(&mut self, waited: Duration) -> bool {
-        let passed = self.clock.sample().map_or(Duration::ZERO, |now| now.saturating_duration_since(self.last));
-        passed >= self.most_often && passed + waited.saturating_sub(self.waited) * IDLE >= self.pause
+    pub fn is_due(&mut self) -> bool {
+        self.clock.sample().is_some_and(|now| now >= self.due)
     }
 
-    pub fn made(&mut self, began: Instant, now: Instant, waited: Duration) -> Duration {
+    pub fn made(&mut self, began: Instant, now: Instant) -> Duration {
         self.took.rotate_left(1);
         self.took[2] = (now - began).as_secs_f64();
         let least = self.took.into_iter().fold(f64::INFINITY, f64::min);
         let is_early = self.took[0].is_infinite();
         let cost = if is_early { EARLY * least } else { least + DEAR * (least - CHEAP).max(0.0) };
-        (self.last, self.waited) = (now, waited);
-        self.pause = Duration::try_from_secs_f64(cost * self.factor).unwrap_or(Duration::MAX).max(self.most_often);
-        self.pause
+        let pause = Duration::try_from_secs_f64(cost * self.factor).unwrap_or(Duration::MAX / 4).max(self.most_often);
+        self.due = now.checked_add(pause).unwrap_or(now + Duration::from_secs(1 << 20));
+        pause
     }
 }

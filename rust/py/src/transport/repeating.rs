@@ -3,8 +3,7 @@
 //! A process resumes an epoch from a snapshot, and recomputes the items that the reader received after this snapshot. A
 //! rolling checksum verifies that the recomputed items equal the original items.
 
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -31,13 +30,8 @@ impl Outlet {
             snapshots::push(&mut self.producers[0], kind::RELAYED, &last.payload, &last.content)
                 .map_err(errors::corrupted)?;
         }
-        let waited = self.waited();
-        let is_due = self.owing().is_none() && self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due(waited));
+        let is_due = self.owing().is_none() && self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due());
         if is_due { self.snapshot(py) } else { Ok(()) }
-    }
-
-    fn waited(&self) -> Duration {
-        Duration::from_nanos(self.meters.first().map_or(0, |meter| meter.total.load(Relaxed)))
     }
 
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
@@ -70,9 +64,9 @@ impl Outlet {
                 self.push_snapshot(py, shard)?;
             }
         }
-        let (noted, waited) = (self.depart_note(py, self.entered), self.waited());
+        let noted = self.depart_note(py, self.entered);
         if let Some((_, cadence)) = &mut self.taker {
-            cadence.made(began, Instant::now(), waited);
+            cadence.made(began, Instant::now());
         }
         noted
     }
