@@ -21,6 +21,7 @@ impl Setting {
         }
         let mut push = |name, after: After| take(Act::Main(name), after);
         if !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
+            // The main process checks for exits even while it waits for answers.
             if world.is_dead() && !(self.restarts && world.main == Main::Between) {
                 let mut learnt = world.clone();
                 if !self.restarts || !learnt.replace_dead(self) {
