@@ -521,7 +521,8 @@ class GraphProgram(EpochProgram):
         if saved.filled is not None and cached is not None:
             self._caches.put_back(saved.filled, cached, strict)
         # before `_iterate` starts threads, which draw random numbers
-        load_generators(saved.generators or self._seeded_generators())
+        if saved.generators or not self.replaced:  # a function of the program may have seeded the generators otherwise
+            load_generators(saved.generators or self._seeded_generators())
         if saved.read_out and self._child.share is None and not entries[-1].finished:
             return iter(())  # the saved epoch had ended, although these pipes have not noted its end
         return self._iterate()
