@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar
 
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, default_collate, default_convert
 
-from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import SharedIterator
 from torchdata._observe.stats.counting import Counting
 from torchdata.dataloader2.graph.settings import random_pipes
@@ -239,13 +239,14 @@ class LocalPool:
 
     Args:
         pin: a function that copies a batch to pinned memory, or None.
+        reached: a function that returns the position of a shard after the batches that the program has received.
     """
 
     is_ordered = False
     orders: ClassVar[list[Any]] = []
 
-    def __init__(self, job: Job, pin: Callable[[Any], Any] | None) -> None:
-        self._job, self._pin = job, pin
+    def __init__(self, job: Job, pin: Callable[[Any], Any] | None, reached: Callable[[int], ReadingPosition]) -> None:
+        self._job, self._pin, self._reached = job, pin, reached
         self._shards: list[ShardReader] = []
         self._units: list[Batches] = []
         self._program = ShardGlobals()
@@ -260,29 +261,24 @@ class LocalPool:
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
         """Within this context, the global generators and the worker info belong to `shard`. If `shard` is None, the
-        caller creates a shard within the context."""
-        with one_at_a_time():
-            try:
-                with InterruptsDeferred():
-                    self._program.leave()
-                    if shard is not None:
-                        shard.globals.enter()
-                    self._running = shard
-                yield
-            finally:
-                with InterruptsDeferred():
-                    if self._running is not None:
-                        self._running.globals.leave()
-                    self._running = None
-                    if self._program.is_away:
-                        self._program.enter()
+        caller creates a shard within the context. A `with` statement must enter `self._program` before, because its
+        native `__exit__` restores the generators of the program even if Ctrl-C interrupts this method."""
+        self._running, self._program.other = shard, None if shard is None else shard.globals
+        try:
+            if shard is not None:
+                shard.globals.enter()
+            yield
+        finally:
+            if self._running is not None and not self._running.globals.is_away:
+                self._running.globals.leave()
+            self._program.enter()
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
         """Within this context, the generators and the worker info belong to the program."""
         with one_at_a_time():
             shard = self._running
-            if shard is None:
+            if shard is None or not self._program.is_away:
                 yield
                 return
             shard.globals.leave()
@@ -296,7 +292,7 @@ class LocalPool:
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
         self.turn = first
         for number, position in enumerate(positions):
-            with self._entered(None):
+            with one_at_a_time(), self._program, self._entered(None):
                 job = self._job.copied()
                 if job.reading.collate_fn in (default_collate, default_convert):
                     job.reading.collate_fn = _Unseen(job.reading.collate_fn)
@@ -312,11 +308,11 @@ class LocalPool:
             left = [number for number in range(len(self._units)) if number not in self._ended]
             if not left:
                 raise StopIteration
-            number = next((one for one in left if one >= self.turn), left[0])
-            with self._entered(self._shards[number]):
+            number = ([one for one in left if one >= self.turn] or left)[0]
+            with one_at_a_time(), self._program, self._entered(self._shards[number]):
                 reader = self._shards[number].reader
                 assert reader is not None
-                reader.prepare(reader.restore)
+                reader.prepare(partial(self._go_back, reader, number))
                 hand.extend(islice(self._units[number], 1))
             if not hand:
                 self._ended.add(number)
@@ -324,6 +320,9 @@ class LocalPool:
         shard, order, batch, news = hand[0]
         if self._pin is not None and batch is not None:
             hand[0] = shard, order, self._pin(batch), news
+
+    def _go_back(self, reader: EpochReader, shard: int, _position: ReadingPosition) -> None:
+        reader.restore(self._reached(shard))  # unlike the reader, the program knows how many batches were delivered
 
     def end_epoch(self) -> None:
         """Does nothing; see `WorkerPool.end_epoch`."""
@@ -353,7 +352,8 @@ class ShardsInProcessIterator(WorkersIterator):
 
     def _new_pool(self, loader: Any, job: Job) -> LocalPool:
         device = self._pin_memory_device
-        return LocalPool(job, (lambda batch: pinned(batch, device)) if self._pin_memory else None)
+        pin = (lambda batch: pinned(batch, device)) if self._pin_memory else None
+        return LocalPool(job, pin, lambda shard: self._progress[shard].reached())
 
     def _count_into_pool(self) -> None:
         how = self._reading

@@ -256,6 +256,11 @@ class EpochReader:
         self._is_uncounted, self._is_cut_off, self._held = True, False, _NONE
         return batch
 
+    def put_back(self, batch: Any) -> None:
+        """Takes back the last result of `read`, which did not reach the program. The next call returns it again."""
+        self._held, self._is_cut_off, self._is_uncounted = batch, True, False
+        self.count -= 1
+
     def count_last(self) -> None:
         if self._is_uncounted:
             self._since += 1

@@ -369,9 +369,20 @@ class Batches(Iterator[Unit]):
             if isinstance(error, StopIteration) and self._shard.job.reading.is_iterable:
                 return self._end(news)
             if self._shard.worker is None and not isinstance(error, Exception):
-                raise  # for example, Ctrl-C in the main process
+                self.news = news  # for example, Ctrl-C in the main process
+                raise
             news = self._with_skipped(news, reader, index)._replace(failure=self._shard.described(error))
             return self._unit(None, news)
+        digest, last = self._digest, self._last
+        try:
+            return self._read_unit(reader, index, batch, news, began)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self.news, self._digest, self._last = news, digest, last
+                reader.put_back(batch)
+            raise
+
+    def _read_unit(self, reader: EpochReader, index: Any, batch: Any, news: News, began: float) -> Unit:
         if self._shard.job.reading.skips:
             news = self._with_skipped(news, reader, index)
             if batch is NOTHING:

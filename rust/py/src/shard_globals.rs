@@ -9,7 +9,7 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyKeyError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PyString, PyTuple};
 
 #[pyclass(frozen, new = "from_fields", module = "torchdata._native")]
 pub struct Exchange {
@@ -55,13 +55,16 @@ pub struct SavedGlobals {
     /// Whether this shard can be exchanged with only `save` and `load`, without calling the Python function `exchange`.
     #[pyo3(get, set)]
     is_all: bool,
+    /// The shard that runs while this one is away. `__exit__` saves `other` if an exception has prevented `leave`.
+    #[pyo3(set)]
+    other: Option<Py<SavedGlobals>>,
 }
 
 #[pymethods]
 impl SavedGlobals {
     #[new]
     fn new() -> Self {
-        Self { exchange: None, values: Vec::new(), memory: Vec::new(), is_away: false, is_all: false }
+        Self { exchange: None, values: Vec::new(), memory: Vec::new(), is_away: false, is_all: false, other: None }
     }
 
     fn save(&mut self, py: Python<'_>, exchange: Py<Exchange>) -> PyResult<()> {
@@ -80,8 +83,25 @@ impl SavedGlobals {
         memory.iter().zip(&self.memory).try_for_each(|(buffer, saved)| buffer.copy_from_slice(py, saved))
     }
 
+    /// Restores the saved variables and generators, unless `load` has done so before. Python code could be interrupted
+    /// by Ctrl-C before it calls `load`, but the interpreter always calls `__exit__`.
+    #[pyo3(signature = (*_exc_info))]
+    fn __exit__(&mut self, py: Python<'_>, _exc_info: &Bound<'_, PyTuple>) -> PyResult<()> {
+        if !self.is_away {
+            return Ok(());
+        }
+        if let Some(other) = self.other.take() {
+            let mut other = other.borrow_mut(py);
+            if !other.is_away {
+                other.save_again(py)?;
+            }
+        }
+        self.load(py)
+    }
+
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.exchange)?;
+        visit.call(&self.other)?;
         self.values.iter().try_for_each(|value| visit.call(value))
     }
 

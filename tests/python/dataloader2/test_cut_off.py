@@ -14,6 +14,7 @@ from pressing import check_each_call, read_until_call
 from random_graphs.users import Passing, unpinned
 from resuming import begun, continued, epochs_of, resumed, saved, stopped
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.datapipes._pipe import skipping
 from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = pytest.mark.alone
@@ -228,6 +229,17 @@ def test_a_loader_that_was_paused_after_ctrl_c_stays_paused_and_then_loses_no_it
 @pytest.mark.parametrize("kind", PIPES)
 def test_ctrl_c_at_each_call_neither_loses_nor_repeats_an_item(kind: str) -> None:
     assert check_each_call(lambda: loader(kind, "in process"), 17) > 8
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # Ctrl-C in `close` is only printed
+def test_ctrl_c_at_each_call_restores_what_shards_have_changed_in_this_process() -> None:
+    for number in range(1, 90):
+        with begun(DataLoader2(IterableWrapper(range(12)).shuffle().sharding_filter(), splits=3)) as made:
+            reading = iter(made)
+            next(reading)
+            before = random.getstate()
+            read_until_call(reading, number)
+            assert (skipping.worker, random.getstate()) == (None, before), f"interrupted at call {number}"
 
 
 def test_ctrl_c_loses_no_item_that_a_thread_has_read_ahead() -> None:

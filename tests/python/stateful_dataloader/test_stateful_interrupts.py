@@ -1,5 +1,7 @@
 """If Ctrl-C interrupts a StatefulDataLoader at any moment, no batch is lost or repeated, and states stay exact."""
 
+import copy
+import functools
 import itertools
 import os
 import signal
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from going_on import loaded, saved
+from going_on import loaded, saved, saved_at
 from pressing import (
     check_each_call,
     check_states_at_each_call,
@@ -97,6 +99,20 @@ class Yielding(torch.utils.data.IterableDataset[int]):
 
     def __iter__(self) -> Iterator[int]:
         yield from map(abs, range(self.count))
+
+
+@functools.cache
+def state_of_workers(stream: Any) -> dict[str, Any]:
+    return saved_at(StatefulDataLoader(stream(5), 2, num_workers=2), 0, 1)
+
+
+def of_workers(stream: Any) -> Any:
+    return loaded(Managed(stream(5), 2), copy.deepcopy(state_of_workers(stream)))
+
+
+@pytest.mark.parametrize("stream", [Yielding, EpochAtEnd])
+def test_ctrl_c_at_each_call_neither_loses_nor_repeats_a_batch_of_shards_in_this_process(stream: Any) -> None:
+    assert check_each_call(lambda: of_workers(stream), 31) > 20
 
 
 @pytest.mark.parametrize("kind", SMALL)

@@ -93,7 +93,7 @@ class AtCall:
         self.left = number
 
     def act(self) -> None:
-        raise KeyboardInterrupt
+        signal.raise_signal(signal.SIGINT)
 
     def __call__(self, _frame: Any, event: str, _argument: Any) -> None:
         if event in ("call", "c_return"):

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from functools import partial
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from torchdata._engine.items.torch_worker import torch_as_it_was
 from torchdata._engine.snapshots import Account, Kept
 from torchdata._engine.workers.epochs import StopPosition
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
-from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
+
+_T = TypeVar("_T")
 
 #: The number of recent items that are remembered, with the shard of each item.
 _REMEMBERED = 1 << 12
@@ -63,25 +64,23 @@ class LocalShards:
         #: `stop` was called. Both flags prevent snapshots.
         self._is_busy = self._is_stopped = False
         for shard, each in enumerate(self._programs):
-            with self._as_shard(each, enters=False):
-                each.prepare(ChildInfo(shard, num_shards, False, None))
+            self._in_shard(each, partial(each.prepare, ChildInfo(shard, num_shards, False, None)), enters=False)
 
-    @contextmanager
-    def _as_shard(self, program: EpochProgram, *, enters: bool = True) -> Iterator[None]:
-        """Within this context, the process has the worker info and the generators of a shard."""
-        with one_at_a_time(), torch_as_it_was():
-            outside, replica = ShardGlobals(), own_random.is_replica
-            outside.leave()
+    def _in_shard(self, program: EpochProgram, function: Callable[[], _T], *, enters: bool = True) -> _T:
+        """Calls `function` with the worker info and the generators of a shard.
+
+        A `with` statement of this method calls `ShardGlobals.__exit__`, which is native code, so Ctrl-C cannot prevent
+        that the generators of the process are restored.
+        """
+        with one_at_a_time(), ShardGlobals() as outside, torch_as_it_was():
             try:
-                own_random.is_replica = True
                 if enters:
                     program.enter()
                 try:
-                    yield
+                    return function()
                 finally:
                     program.leave()  # the shard's threads must not draw from the process's own generators
             finally:
-                own_random.is_replica = replica
                 outside.enter()
 
     # -- as children -----------------------------------------------------------------------------------
@@ -104,22 +103,19 @@ class LocalShards:
         self._iterators = []
         starts = [None] * self.num_shards if position is None else position.resumptions
         for shard, program in enumerate(self._programs):
-            with self._as_shard(program):
-                program.begin_epoch(*commands(shard))
+            self._in_shard(program, partial(program.begin_epoch, *commands(shard)))
         iterators: list[Iterator[Any]] = []
         for program, start in zip(self._programs, starts, strict=True):
-            with self._as_shard(program):
-                iterators.append(program.go_on_from(*((start.content, start.strict) if start else (None,))))
+            resume_from = (start.content, start.strict) if start else (None,)
+            iterators.append(self._in_shard(program, partial(program.go_on_from, *resume_from)))
         for program, iterator, start in zip(self._programs, iterators, starts, strict=True):
-            with self._as_shard(program):
-                for _ in islice(iterator, sum(again for _, again, _ in (start and start.starts) or ())):
-                    pass
+            delivered = islice(iterator, sum(again for _, again, _ in (start and start.starts) or ()))
+            self._in_shard(program, partial(deque, delivered, 0))
         self._iterators = [*iterators]
 
     def call(self, function: Callable[[Any], Any]) -> None:
         for program in self._programs:
-            with self._as_shard(program):
-                program.call(function)
+            self._in_shard(program, partial(program.call, function))
 
     def end_epoch(self) -> None:
         """Does nothing, because without child processes, no file positions need to be checked (see
@@ -149,9 +145,8 @@ class LocalShards:
                 if iterator is None:
                     continue
                 self._is_busy = True
-                with self._as_shard(self._programs[shard]):
-                    items = [*islice(iterator, 1)]
-                    note = self._programs[shard].note()
+                program = self._programs[shard]
+                items, note = self._in_shard(program, partial(_computed, program, iterator))
                 if note is not None:
                     self._listener.hear(shard, note)
                 if items:
@@ -200,8 +195,7 @@ class LocalShards:
         snapshots: list[Kept | None] = []
         total, _, accounts = self._positions[-1]
         for program, given in zip(self._programs, accounts, strict=True):
-            with self._as_shard(program):
-                made = program.snapshot()
+            made = self._in_shard(program, program.snapshot)
             snapshots.append(None if made is None else (given, *made))
         first = 1 if total or any(self._snapshots[0]) else 0
         self._snapshots[first:] = [*self._snapshots[1:][-1:], snapshots]
@@ -217,3 +211,8 @@ class LocalShards:
 
     def resume(self) -> None:
         """Does nothing, because no items are computed ahead."""
+
+
+def _computed(program: EpochProgram, iterator: Iterator[Any]) -> tuple[list[Any], Any]:
+    """Returns a list with the next item, or an empty list at the end, and the program's note."""
+    return [*islice(iterator, 1)], program.note()

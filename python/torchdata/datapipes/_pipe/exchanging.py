@@ -41,6 +41,7 @@ _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
 _IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
 _VARIABLES = (
     (vars(generators), "awaited"),
+    (vars(own_random), "is_replica"),
     (vars(skipping), "worker"),
     (vars(splitting), "telling"),
     (vars(witnessing), "current"),
@@ -91,6 +92,10 @@ class ShardGlobals(SavedGlobals):
     def __init__(self) -> None:
         self._others: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = ()
         self._kept: list[Any] = []
+
+    def __enter__(self) -> ShardGlobals:
+        self.leave()
+        return self
 
     def leave(self, *, is_all: bool = False) -> None:
         """Saves the random generators and further global variables of the running shard, before another shard runs.
