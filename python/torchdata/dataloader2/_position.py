@@ -22,6 +22,7 @@ from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.dataloader2.state.position import Position, Processes, WorkersPosition
+from torchdata.dataloader2.state.shards import fitted, in_main
 from torchdata.dataloader2.state.worker_positions import lasts, names_of_lasting
 from torchdata.datapipes._pipe.datasets import UnorderedSet
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -33,7 +34,6 @@ from torchdata.datapipes.iter.threads.pinning import PinMemory
 from torchdata.datapipes.iter.threads.prefetching import Prefetcher
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
-    beginning_entries,
     entries_of,
     forget_state,
     is_one_to_one,
@@ -448,10 +448,8 @@ class Tracker:
         if position.graph is None:
             return
         graph = Graph(self._pipeline.datapipe)
-        if self.output is None and not position.in_main:  # `graph` lacks the pipes that ran in the workers
-            count = len(graph) - len(position.graph) + 1
-            entries = [*beginning_entries(graph)[:count], *position.graph[1:]]
-            position = position._replace(in_main=True, graph=entries)
+        if self.output is None and not position.in_main:
+            position = in_main(position, graph)
         elif self.output is not None and position.in_main and not (self.output.lasts or lasts(graph)):
             return  # the graph contains only attributes of pipes without a state
         assert position.graph is not None
@@ -462,7 +460,8 @@ class Tracker:
         self._is_behind_loaded = True
         if self._ended_seeds is not None and (self._pipeline.service is not None or self._run.seeds.seed is not None):
             set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # the ended epoch's seeds
-        load_entries(graph, position.graph)
+        self._pipeline.datapipe, entries = fitted(self._pipeline.datapipe, position.graph)
+        load_entries(self._pipeline.datapipe, entries)
         if self.output is not None:
             self.output.is_between_epochs = True
         iterate(self._pipeline.datapipe)  # moves the pipes to the end of their last iteration
