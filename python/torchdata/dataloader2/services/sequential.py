@@ -40,6 +40,8 @@ def _states_in(serialized_state: Any) -> list[Any]:
     """`_states_in` accepts states of this version and of torchdata 0.9. Raises ValueError for a damaged state, and for
     a state of another service.
     """
+    if not isinstance(serialized_state, bytes):
+        raise damaged(READING_SERVICE_STATE_KEY_NAME, f"it is of type {type(serialized_state).__name__}")
     if is_sealed(serialized_state):
         saved = unseal(serialized_state, "the state of the reading services")
         states = from_plain(saved, "a reading service").get("states") if isinstance(saved, dict) else None

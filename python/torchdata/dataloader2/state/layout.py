@@ -53,6 +53,7 @@ STATE_VERSION = 3
 
 _REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
 _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
+_ALL = (*_REQUIRED, RANDOMNESS_STATE_KEY_NAME, _VERSION, _POSITION)
 
 _MOST = 1 << 46
 _MOST_SHARDS = 1 << 20
@@ -192,7 +193,8 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"a loader's state is the dictionary that state_dict() returned, but got {state!r}")
-    missing = [k for k in _REQUIRED if k not in state]
+    is_of_0_9 = state.keys().isdisjoint(_NEW)
+    missing = [k for k in (_REQUIRED if is_of_0_9 else _ALL) if k not in state]
     if missing:
         within = [key for key, value in state.items() if isinstance(value, Mapping) and set(_REQUIRED) <= value.keys()]
         advice = f"; load the part of it that is one: load_state_dict(state[{within[0]!r}])" if within else ""
@@ -207,7 +209,6 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
             "the release that saved it"
         )
     plain, of_service = state.get(_POSITION), state[READING_SERVICE_STATE_KEY_NAME]
-    is_of_0_9 = state.keys().isdisjoint(_NEW)
     with _naming(_POSITION):
         position = None if plain is None else _position(plain)
     with _naming(_PIPELINE):
@@ -310,13 +311,15 @@ def _position(plain: Any) -> Position:
         sealed = plain.get(name, b"")
         if sealed is not None and type(sealed) is not bytes:
             raise ValueError(f"its {name!r} is not a snapshot")
-    if "workers" not in plain:
-        raise ValueError("it lacks 'workers'")
     workers = None if plain["workers"] is None else _workers(plain["workers"])
     without_held = None if plain.get("without_held") is None else _workers(plain["without_held"])
     for each in workers, without_held:
         processes = _processes(plain.get("processes"), each)
-    shards = None if processes is None or plain.get("shards") is None else _shards(plain["shards"], processes.shards)
+    shards = _shards(plain["shards"], 0 if processes is None else processes.shards) if "shards" in plain else None
+    if plain["in_main"] and processes is not None:
+        raise ValueError("it is of the main process, and of workers")
+    if plain["graph"] is None and workers is None and not plain["ended"] and plain["drop"] != plain["given"]:
+        raise ValueError(f"it has no snapshot, and drops only {plain['drop']} of {plain['given']} items")
     fields: dict[str, Any] = {name: plain.get(name) for name in _KINDS}
     return Position(**fields, workers=workers, processes=processes, shards=shards, without_held=without_held)
 
@@ -337,7 +340,7 @@ def _shards(shards: Any, count: int) -> list[Shard]:
         raise ValueError(f"its shards are {shards!r}")
     for shard in shards:
         fits = isinstance(shard, list) and tuple(map(type, shard)) == (int, int, int, int, bool, bool, bool)
-        if not fits or not (0 <= shard[0] < shard[1] < _MOST and 0 <= shard[2] < shard[3] < _MOST):
+        if not fits or not (0 <= shard[0] < shard[1] < _MOST_SHARDS and 0 <= shard[2] < shard[3] < _MOST_SHARDS):
             raise ValueError(f"one of its shards is {shard!r}")
     return [Shard(*shard) for shard in shards]
 
