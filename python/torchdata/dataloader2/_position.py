@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.worker_output import WorkerOutput
-from torchdata.dataloader2.state.position import Position, Processes, WorkersPosition
+from torchdata.dataloader2.state.position import Position, WorkersPosition
 from torchdata.dataloader2.state.shards import fitted, in_main
 from torchdata.dataloader2.state.worker_positions import lasts, names_of_lasting
 from torchdata.datapipes._pipe.datasets import UnorderedSet
@@ -129,9 +129,8 @@ class Tracker:
                 "items may then arrive in another order, and pipes in the main process combine them: save the state "
                 "between two items, without items_ago, or use in_order=True"
             )
-        processes = Processes(output.num_shards, output.dispatches, output.in_order)
         apart = self._without_held(mark, given, output)
-        return mark.at(given, seconds=seconds, processes=processes, shards=output.shards_begun, without_held=apart)
+        return mark.at(given, seconds=seconds, shards=output.shards, without_held=apart)
 
     def _without_held(self, mark: Position, given: int, output: WorkerOutput) -> WorkersPosition | None:
         """Returns the positions of the shards after the delivered items; None if they are unknown, or not necessary."""

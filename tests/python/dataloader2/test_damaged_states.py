@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resuming import begun, stopped, with_state
+from resuming import with_state
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, SequentialReadingService
-from torchdata.dataloader2.state.layout import checksums
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import save_state
 
@@ -93,19 +92,6 @@ def test_any_other_value_in_a_field_is_refused_by_name(field, value):
     assert "state" in refused({**STATE, field: value})
     if field == "serialized_datapipe" or (field == "randomness_state" and value is not None):
         assert "state" in refused({**STATE, field: value, "checksums": None})
-
-
-MANY = [[0, 1 << 40, 0, 1, True, False, False]]
-
-
-@pytest.mark.parametrize("change", [{"workers": None}, {"shards": None}, {"shards": MANY}, {"in_main": True}])
-def test_fields_of_a_position_that_contradict_each_other_are_damage(change):
-    pipe = IterableWrapper(range(9)).sharding_filter()
-    _, state = stopped(begun(DataLoader2(pipe, reading_service=InProcessReadingService())), 2)
-    _, state = stopped(begun(DataLoader2(pipe, num_workers=1), state), 1)
-    forged = {**state, "iteration_state": state["iteration_state"] | change}
-    with pytest.raises(ValueError, match="damaged in its field 'iteration_state': "):
-        DataLoader2(pipe, num_workers=1).load_state_dict({**forged, "checksums": checksums(forged)})
 
 
 FORGED = [(2, "items", "abc"), (2, "error", 5), (1, "rng", (3, (1,), None)), (1, "buffer", [1] * 9), (1, "rng", ...)]

@@ -314,11 +314,15 @@ def test_a_generator_position_beyond_its_numbers_is_refused():
         (("given",), 1 << 60, "drops 0 of"),
         (("drop",), 3, "drops 3 of 2"),
         (("workers", "turn"), 7, "turn of worker 7"),
-        (("workers", "in_order"), 1, "with"),
+        (("workers", "dispatches"), 1, "with"),
         (("workers", "workers", 0, "given"), (1 << 60, 0), "worker 0 has"),
         (("workers", "workers", 0, "given"), (1, 1 << 64), "worker 0 has"),
         (("workers", "workers"), [], "has no workers"),
-        (("processes",), [10**9, False, True], "not of 1000000000 workers"),
+        (("workers",), None, "has no snapshot, and drops only 0 of 2 items"),
+        (("shards",), None, "shards are None"),
+        (("shards",), [[0, 1 << 40, 0, 1, False, False, False]], "one of its shards is"),
+        (("shards",), [[0, 1, 0, 1, False, False, False]], "positions of 2 shards"),
+        (("in_main",), True, "of the main process, and of workers"),
     ],
 )
 def test_a_number_out_of_its_range_is_damage_of_its_field(path, value, words):

@@ -244,7 +244,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self.in_order,
             names_of_lasting(branch),
             names_of_lasting(dispatching),
-            resumed if self.splits is None else self._shards,
+            self._shards,
             len(skipping.pipes),
             list(self._shards) != list(self._own_shards()),
         )
@@ -416,7 +416,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._children.shutdown()
         self._shards = own
         self._children = self._start(*self._graphs, own)
-        output.adopt(self._children, None if self.splits is None else own)
+        output.adopt(self._children, own)
 
     def finalize_iteration(self) -> None:
         """Ends the epoch, so that no process continues to read ahead."""

@@ -25,7 +25,6 @@ from torchdata.dataloader2.state.position import (
     LoaderState,
     Outline,
     Position,
-    Processes,
     Randomness,
     SavedRanks,
     Shard,
@@ -49,7 +48,7 @@ _RANKS = "ranks"
 
 #: The version of the layout that this module writes. States of torchdata 0.9 do not contain a version, and have only
 #: the keys `serialized_datapipe`, `reading_service_state` and `randomness_state`.
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 _REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
 _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
@@ -103,8 +102,6 @@ def _dump_position(position: Position) -> dict[str, Any]:
     }
     if position.seconds is not None:
         plain["seconds"] = position.seconds
-    if position.processes is not None:
-        plain["processes"] = list(position.processes)
     if position.shards is not None:
         plain["shards"] = [list(astuple(shard)) for shard in position.shards]
     if position.own_seeds is not None:
@@ -119,7 +116,6 @@ def _dump_workers(workers: WorkersPosition) -> dict[str, Any]:
         "turn": workers.turn,
         "dispatches": workers.dispatches,
         "dispatching": workers.dispatching,
-        "in_order": workers.in_order,
         "workers": [{"given": given, "snapshot": snapshot} for given, snapshot in workers.shards],
     }
 
@@ -313,30 +309,20 @@ def _position(plain: Any) -> Position:
             raise ValueError(f"its {name!r} is not a snapshot")
     workers = None if plain["workers"] is None else _workers(plain["workers"])
     without_held = None if plain.get("without_held") is None else _workers(plain["without_held"])
-    for each in workers, without_held:
-        processes = _processes(plain.get("processes"), each)
-    shards = _shards(plain["shards"], 0 if processes is None else processes.shards) if "shards" in plain else None
-    if plain["in_main"] and processes is not None:
+    shards = _shards(plain["shards"]) if "shards" in plain else None
+    if plain["in_main"] and shards is not None:
         raise ValueError("it is of the main process, and of workers")
+    for each in workers, without_held:
+        if each is not None and (shards is None or len(each.shards) != len(shards)):
+            raise ValueError(f"it has positions of {len(each.shards)} shards, but its shards are {shards!r}")
     if plain["graph"] is None and workers is None and not plain["ended"] and plain["drop"] != plain["given"]:
         raise ValueError(f"it has no snapshot, and drops only {plain['drop']} of {plain['given']} items")
     fields: dict[str, Any] = {name: plain.get(name) for name in _KINDS}
-    return Position(**fields, workers=workers, processes=processes, shards=shards, without_held=without_held)
+    return Position(**fields, workers=workers, shards=shards, without_held=without_held)
 
 
-def _processes(processes: Any, workers: WorkersPosition | None) -> Processes | None:
-    if processes is None and workers is None:
-        return None
-    if not isinstance(processes, (list, tuple)) or tuple(map(type, processes)) != (int, bool, bool):
-        raise ValueError(f"its processes are {processes!r}")
-    found = Processes(*processes)
-    if not 0 < found.shards < _MOST_SHARDS or (workers is not None and len(workers.shards) != found.shards):
-        raise ValueError(f"it is not of {found.shards} workers")
-    return found
-
-
-def _shards(shards: Any, count: int) -> list[Shard]:
-    if not isinstance(shards, list) or len(shards) != count:
+def _shards(shards: Any) -> list[Shard]:
+    if not isinstance(shards, list) or not 0 < len(shards) < _MOST_SHARDS:
         raise ValueError(f"its shards are {shards!r}")
     for shard in shards:
         fits = isinstance(shard, list) and tuple(map(type, shard)) == (int, int, int, int, bool, bool, bool)
@@ -352,12 +338,10 @@ def _workers(plain: Any) -> WorkersPosition:
             raise ValueError("it has no workers")
         shards = [_shard_position(worker, f"worker {number}") for number, worker in enumerate(workers)]
         dealt = None if plain["dispatching"] is None else _dealt(plain["dispatching"], len(workers))
-        if "owners" in plain:
-            raise ValueError("its items were not dispatched in turn")
-        turn, *flags = plain["turn"], plain["dispatches"], plain["in_order"]
-        if type(turn) is not int or not 0 <= turn < len(workers) or set(map(type, flags)) != {bool}:
-            raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {flags!r}")
-        return WorkersPosition(shards, turn, flags[0], dealt, flags[1])
+        turn, dispatches = plain["turn"], plain["dispatches"]
+        if type(turn) is not int or not 0 <= turn < len(workers) or type(dispatches) is not bool:
+            raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {dispatches!r}")
+        return WorkersPosition(shards, turn, dispatches, dealt)
     except (TypeError, KeyError, ValueError, IndexError) as error:
         raise ValueError(f"its data about the workers is inconsistent: {error}") from None
 

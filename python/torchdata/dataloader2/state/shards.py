@@ -13,7 +13,7 @@ from typing import Any
 from torchdata._engine.snapshots import seal
 from torchdata._plain_pickles import from_plain, to_plain
 from torchdata.dataloader2.state.layout import sealed
-from torchdata.dataloader2.state.position import Content, Position, Processes, Shard, ShardPosition, WorkersPosition
+from torchdata.dataloader2.state.position import Content, Position, Shard, ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.iteration import name_of
 from torchdata.datapipes._pipe.state.layout import PipeEntry, explaining_damage
@@ -53,8 +53,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
         graph=None,
         generators=None,
         without_held=None,
-        workers=WorkersPosition([entry for _, (_, entry) in own], turn, False, None, first.in_order),
-        processes=Processes(len(own), False, first.in_order),
+        workers=WorkersPosition([entry for _, (_, entry) in own], turn, False, None),
         shards=[shard for _, (shard, _) in own],
     )
 
@@ -131,8 +130,7 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
         generators=None,
         beginning=None,
         in_main=False,
-        workers=WorkersPosition([shard], 0, False, None, in_order=True),
-        processes=Processes(1, False, True),
+        workers=WorkersPosition([shard], 0, False, None),
         shards=[Shard(0, 1, of_main=True)],
     )
 
