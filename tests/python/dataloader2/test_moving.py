@@ -17,6 +17,7 @@ from torchdata.dataloader2 import (
     DistributedReadingService,
     InProcessReadingService,
     MultiProcessingReadingService,
+    SequentialReadingService,
 )
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -64,7 +65,7 @@ SERVICES: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "in process": InProcessReadingService,
     "in process, ahead": lambda: InProcessReadingService(prefetch_cnt=3),
-    "ranks": lambda: DistributedReadingService(process_group=Alone()),
+    "ranks": lambda: SequentialReadingService(DistributedReadingService(process_group=Alone())),
 }
 
 
@@ -79,14 +80,15 @@ def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str
     got: list[Any] = []
     state = None
     others = [make() for make in SERVICES.values()]
-    services = [in_main(), *others, MultiProcessingReadingService(2), in_main(), MultiProcessingReadingService(3)]
-    for number, (each, ago) in enumerate(zip(services, [0, 0, 1, 0, 0, 2, 1, 0], strict=True)):
+    services = [in_main(), *others, MultiProcessingReadingService(2), in_main(), SERVICES["ranks"]()]
+    services.append(MultiProcessingReadingService(3))
+    for number, (each, ago) in enumerate(zip(services, [0, 0, 1, 0, 0, 2, 1, 0, 0], strict=True)):
         random.seed(number)  # The items must not depend on the program's random generators.
         with loader(pipe(), each, state, block) as made:
             if not number:
                 assert list(made) == whole[0]
             reading = iter(made)
-            got += [next(reading) for _ in range(4)]
+            got += [next(reading) for _ in range(3)]
             state = saved(made, items_ago=ago)
             del got[len(got) - ago :]
     rest, following = epochs_of(loader(pipe(), MultiProcessingReadingService(1), state, block))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
+from one_rank import Alone
 from process_checks import nothing_is_left  # noqa: F401
 from random_graphs.users import Passing, unpinned
 from rank_threads import ThreadGroup, in_ranks
@@ -146,7 +147,9 @@ def test_a_worker_that_recomputes_an_epoch_of_the_main_process_draws_the_same_nu
         reading = iter(made)
         head = [next(reading) for _ in range(8)]
         state, rest = made.state_dict(items_ago=1), [head[7], *reading]
-    assert epochs_of(begun(DataLoader2(pipe, num_workers=2), state), 1) == [rest]
+    for services in [], [DistributedReadingService(process_group=Alone())]:
+        service = SequentialReadingService(*services, MultiProcessingReadingService(2))
+        assert epochs_of(begun(DataLoader2(pipe, reading_service=service), state), 1) == [rest]
 
 
 @pytest.mark.parametrize("form", ["shuffle", "prefetch"])

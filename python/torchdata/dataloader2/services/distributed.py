@@ -202,7 +202,9 @@ class DistributedReadingService(ReadingServiceInterface):
             )
         # The pipes' seeds are drawn from a copy of the generator, so that the draws do not change the next epoch's
         # seeds.
-        own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
+        own = seed_generator
+        if self._world_size > 1:  # a single rank has the seeds of a loader without ranks
+            own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
         self._has_moved = False
         set_graph_random_seed(self._datapipe, copy.copy(own))
         return iter_reset_fn

@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 
 def holds_nothing(serialized_state: Any) -> bool:
-    """Returns whether `serialized_state`, a state of a `SequentialReadingService`, contains no state of any service."""
+    """Returns whether `serialized_state` is empty, or a state of a `SequentialReadingService` that contains no state of
+    any service."""
     try:
-        return not any(_states_in(serialized_state))
+        return not serialized_state or all(map(holds_nothing, _states_in(serialized_state)))
     except ValueError:
         return False  # this state was not saved by a `SequentialReadingService`
 
@@ -133,7 +134,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             ValueError: the state was saved with another number or kind of services, or is damaged.
         """
         states = _states_in(serialized_state)
-        if len(states) != len(self.reading_services) and not any(states):
+        if len(states) != len(self.reading_services) and all(map(holds_nothing, states)):
             return self.initialize(datapipe)  # no service had a state
         if len(states) != len(self.reading_services):
             raise ValueError(
