@@ -330,7 +330,7 @@ class Tracker:
             generators = None if output is not None else save_generators()
             self._marks = [Position(0, beginning=generators, in_main=output is None)]
             return
-        self._require_same_process(resumed, "inside an epoch that", "or save a state between two epochs")
+        self._require_same_process(resumed)
         if resumed.drop and output is not None and not output.repeats_order:
             raise ValueError(
                 f"this state was saved {resumed.drop} items after the snapshot that it contains, and in_order=False "
@@ -346,13 +346,12 @@ class Tracker:
         elif mark.beginning is not None:
             load_generators(mark.beginning)
 
-    def _require_same_process(self, position: Position, moment: str, advice: str) -> None:
+    def _require_same_process(self, position: Position) -> None:
         """Raises ValueError if workers run the graph now but did not when the position was taken, or vice versa."""
         if position.in_main != (self.output is None):
             raise ValueError(
-                f"this state was saved {moment} "
-                + ("ran in worker processes" if self.output is None else "ran in the main process")
-                + f", but this pipeline does not: use the reading service that the state was saved with, {advice}"
+                f"this state was saved while {'workers' if self.output is None else 'the main process'} ran the "
+                "pipeline: use the reading service that the state was saved with, or save a state between two epochs"
             )
 
     def iterate(self, resumed: Position | None) -> Iterator[Any]:
@@ -452,7 +451,7 @@ class Tracker:
         elif self.output is not None and position.in_main and not (self.output.lasts or lasts(graph)):
             return  # the graph contains only attributes of pipes without a state
         assert position.graph is not None
-        self._require_same_process(position, "after an epoch that", "as it holds what pipes keep across epochs")
+        self._require_same_process(position)
         generators = save_generators()
         if position.beginning is not None:  # replayed pipes draw the same random numbers as before
             load_generators(position.beginning)

@@ -27,10 +27,6 @@ class SavedPositions:
     ranks: SavedRanks | None
     positions: Mapping[int, Position]
 
-    @property
-    def has_given(self) -> bool:
-        return any(position.given for position in self.positions.values())
-
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
         """Returns whether the saved epoch began in workers, or with another number of ranks than now. A loader without
         workers runs the shards of such an epoch in its main process.

@@ -45,12 +45,10 @@ class LocalShards:
 
     num_workers = 0
     dispatches = False
-    is_forked = False
 
     def __init__(self, program: EpochProgram, num_shards: int, listener: Any) -> None:
         self.num_shards, self._listener = num_shards, listener
         self.collector = self
-        self.stall_warning: float | None = None
         self._programs = program.replicas(num_shards)
         self._iterators: list[Iterator[Any] | None] = []
         #: The positions after the latest items. An item is recorded by one call of `append`, which Ctrl-C cannot

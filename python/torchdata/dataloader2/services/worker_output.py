@@ -83,7 +83,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def repeats_order(self) -> bool:
-        return self.in_order or min(self._children.num_workers, self.num_shards) <= 1
+        return self.in_order or min(self._children.num_workers, len(self.shards)) <= 1
 
     def adopt(self, children: Children | LocalShards, shards: Sequence[Shard]) -> None:
         """Replaces the processes by `children`, which run the given shards from the next epoch on."""
@@ -91,12 +91,8 @@ class WorkerOutput(IterDataPipe[Any]):
         self.run = WorkersEpoch(children, iter(()))
         children.collector.follow(self._delivery)
 
-    @property
-    def num_shards(self) -> int:
-        return self._children.num_shards
-
     def _number_of_shares(self) -> int:
-        return self.num_shards
+        return len(self.shards)
 
     @property
     def dispatches(self) -> bool:
@@ -107,7 +103,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
         Raises ValueError if the saved epoch differs in the number of shards or in the use of a dispatching process.
         """
-        if len(position.shards) != self._children.num_shards:
+        if len(position.shards) != len(self.shards):
             raise ValueError("this state is from an epoch with another number of shards: save a state between epochs")
         resumptions(position, self._children.dispatches, strict)
         self._resume_at = position if strict else unverified(position), strict

@@ -9,7 +9,7 @@ forged. Checksums detect damage, but do not prove who wrote a state.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple
 from types import NoneType
@@ -64,11 +64,16 @@ _FEW = 100
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
+_OF_WORKERS = ("workers", "turn", "dispatches", "dispatching")
 
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
 #: A checksum covers only values of these types, because the `repr` of other values may differ between processes.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
+
+
+def _crc(data: bytes) -> bytes:
+    return b"%d %d" % (len(data), zlib.crc32(data))
 
 
 def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
@@ -123,30 +128,25 @@ def _dump_workers(workers: WorkersPosition) -> dict[str, Any]:
 def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[str, int]:
     """Returns the checksums of a state's fields. `of_datapipe` is the checksum of the pickled pipe, if it was already
     computed."""
-    found = {}
-    for field in (_POSITION, _PIPELINE, _RANKS):
-        if field in state:
-            found[field] = zlib.crc32(_outline(state[field]).encode())
+    found = {field: checksum_of(state[field], seal_of) for field in (_POSITION, _PIPELINE, _RANKS) if field in state}
     for field in (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME, RANDOMNESS_STATE_KEY_NAME):
+        value = state.get(field)
         if of_datapipe is not None and field == SERIALIZED_DATAPIPE_KEY_NAME:
             found[field] = of_datapipe
-            continue
-        value = state.get(field)
-        parts = value if isinstance(value, (tuple, list)) else (value,)
-        if _SUMMED.issuperset(map(type, parts)):
-            found[field] = _checksum(parts)
+        elif _SUMMED.issuperset(map(type, value if isinstance(value, (tuple, list)) else (value,))):
+            found[field] = checksum_of(value)
     return found
 
 
-def _outline(value: Any) -> str:
-    """Converts `value` to a text for computing a checksum. Snapshots are represented by their headers, which contain
+def checksum_of(value: Any, of_bytes: Callable[[bytes], bytes] = _crc) -> int:
+    """Returns a checksum of a nested value. `of_bytes` is `seal_of` for sealed snapshots, whose headers contain
     checksums of the snapshots."""
     words: list[str] = []
-    _add_words(value, words)
-    return "".join(words)
+    _add_words(value, words, of_bytes)
+    return zlib.crc32("".join(words).encode())
 
 
-def _add_words(value: Any, words: list[str]) -> None:
+def _add_words(value: Any, words: list[str], of_bytes: Callable[[bytes], bytes]) -> None:
     """Appends the text of `value`. For speed, members of basic types are converted without a recursive call."""
     if isinstance(value, (list, tuple)):
         words.append(f"[{len(value)}]")
@@ -154,31 +154,16 @@ def _add_words(value: Any, words: list[str]) -> None:
             if type(part) in _ATOMS:
                 words.append(f"{part!r};")
             else:
-                _add_words(part, words)
+                _add_words(part, words, of_bytes)
     elif isinstance(value, dict):
         for name, part in value.items():
             if type(part) in _ATOMS:
                 words.append(f"{name}:{part!r};")
             else:
                 words.append(f"{name}:")
-                _add_words(part, words)
-    elif isinstance(value, bytes):
-        words.append(seal_of(value).hex())
+                _add_words(part, words, of_bytes)
     else:
-        words.append(f"{value!r};")
-
-
-def checksum_of(data: bytes) -> int:
-    return _checksum((data,))
-
-
-def _checksum(parts: Iterable[Any]) -> int:
-    """Returns a checksum of the parts, including their types and lengths."""
-    crc = 0
-    for part in parts:
-        data = part if isinstance(part, bytes) else repr(part).encode()
-        crc = zlib.crc32(data, zlib.crc32(f"{type(part).__name__} {len(data)} ".encode(), crc))
-    return crc
+        words.append(of_bytes(value).hex() if isinstance(value, bytes) else f"{value!r};")
 
 
 def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
@@ -242,8 +227,10 @@ def _naming(field: str) -> Iterator[None]:
         yield
     except UntrustedPickleError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise damaged(field, str(error)) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        raise damaged(field, f"reading it fails with {type(error).__name__}: {error}") from None
     except RecursionError:
         raise damaged(field, "it is nested deeper than any state") from None
 
@@ -332,18 +319,14 @@ def _shards(shards: Any) -> list[Shard]:
 
 
 def _workers(plain: Any) -> WorkersPosition:
-    try:
-        workers = plain["workers"]
-        if not isinstance(workers, list) or not workers:
-            raise ValueError("it has no workers")
-        shards = [_shard_position(worker, f"worker {number}") for number, worker in enumerate(workers)]
-        dealt = None if plain["dispatching"] is None else _dealt(plain["dispatching"], len(workers))
-        turn, dispatches = plain["turn"], plain["dispatches"]
-        if type(turn) is not int or not 0 <= turn < len(workers) or type(dispatches) is not bool:
-            raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {dispatches!r}")
-        return WorkersPosition(shards, turn, dispatches, dealt)
-    except (TypeError, KeyError, ValueError, IndexError) as error:
-        raise ValueError(f"its data about the workers is inconsistent: {error}") from None
+    workers, turn, dispatches, dispatching = (plain[name] for name in _OF_WORKERS)
+    if not isinstance(workers, list) or not workers:
+        raise ValueError("its data has no workers")
+    shards = [_shard_position(worker, f"worker {number}") for number, worker in enumerate(workers)]
+    dealt = None if dispatching is None else _dealt(dispatching, len(workers))
+    if type(turn) is not int or not 0 <= turn < len(workers) or type(dispatches) is not bool:
+        raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {dispatches!r}")
+    return WorkersPosition(shards, turn, dispatches, dealt)
 
 
 def _shard_position(worker: Any, whose: str) -> ShardPosition:
