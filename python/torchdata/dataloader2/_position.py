@@ -121,7 +121,10 @@ class Tracker:
         if output is None:
             return mark.at(given, seconds=seconds, own_seeds=self.own_seeds)
         if self._untold(mark, output) is not None:
-            mark = self._beginning(output)
+            mark = self._marks[0]
+            why = None if self._is_resumed else self._untold(mark, output)
+            if why is not None:
+                raise RuntimeError(why)
         self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
         if given > mark.given and not output.repeats_order:
             raise RuntimeError(
@@ -149,13 +152,6 @@ class Tracker:
         """Returns the reason why `mark` lacks state that the workers' pipes keep from earlier iterations; None if
         `mark` is complete."""
         return output.untold(None) if mark.workers is None else mark.untold
-
-    def _beginning(self, output: WorkerOutput) -> Position:
-        beginning = self._marks[0]
-        why = None if self._is_resumed else self._untold(beginning, output)
-        if why is not None:
-            raise RuntimeError(why)
-        return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
         """Returns the newest position that was recorded before the user received the last `items_ago` items, and the
@@ -356,24 +352,13 @@ class Tracker:
 
     def iterate(self, resumed: Position | None) -> Iterator[Any]:
         """Returns the iterator over the main process's part of the graph, after the service has begun the epoch."""
-        datapipe = self._pipeline.datapipe
-        graph = None if resumed is None else Graph(datapipe)
+        datapipe, output = self._pipeline.datapipe, self.output
         self._yielded_before = self._held_before = 0
-        if resumed is None and self.output is not None:
-            forget_state(self.output)  # the loaded state belongs to the previous epoch
-        if graph is not None and resumed is not None and resumed.graph is not None:
-            load_entries(graph, resumed.graph)
-            if self.output is not None:
-                self._yielded_before = token_of(self.output).yielded
-                self._held_before = self._yielded_before - resumed.graph[-1].yielded
-                if resumed.graph[graph.index(self.output)].finished:  # the main process had read all workers' items
-                    self.output.read_out()
-        if resumed is not None and resumed.generators is not None:  # before threads start, which draw random numbers
-            load_generators(resumed.generators)
-        if graph is not None and resumed is not None:
-            _spare_ranks(graph, resumed.drop)
-            set_strictness(graph, self._is_strict)
-        output, is_later = self.output, self._run.epochs > 1 or self._is_behind_loaded
+        if resumed is not None:
+            self._restore(Graph(datapipe), resumed)
+        elif output is not None:
+            forget_state(output)  # the loaded state belongs to the previous epoch
+        is_later = self._run.epochs > 1 or self._is_behind_loaded
         beginning = output.position(0) if resumed is None and is_later and output is not None else None
         iterator: Iterator[Any] = iterate(datapipe)
         if resumed is None and is_later:
@@ -381,6 +366,19 @@ class Tracker:
         self._is_behind_loaded = False
         self._epochs_before = None
         return iterator
+
+    def _restore(self, graph: Graph, resumed: Position) -> None:
+        if resumed.graph is not None:
+            load_entries(graph, resumed.graph)
+            if self.output is not None:
+                self._yielded_before = token_of(self.output).yielded
+                self._held_before = self._yielded_before - resumed.graph[-1].yielded
+                if resumed.graph[graph.index(self.output)].finished:  # the main process had read all workers' items
+                    self.output.read_out()
+        if resumed.generators is not None:  # before threads start, which draw random numbers
+            load_generators(resumed.generators)
+        _spare_ranks(graph, resumed.drop)
+        set_strictness(graph, self._is_strict)
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
         """Adds the state that pipes keep from the previous epoch, if any, to the first mark (the epoch's beginning)."""

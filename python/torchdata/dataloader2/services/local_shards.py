@@ -119,10 +119,6 @@ class LocalShards:
             with self._as_shard(program):
                 program.call(function)
 
-    def end_epoch(self) -> None:
-        """Does nothing, because without child processes, no file positions need to be checked (see
-        `Group.end_epoch`)."""
-
     def shutdown(self) -> None:
         """Ends the threads of the pipes."""
         self.stop()
