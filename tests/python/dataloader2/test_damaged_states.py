@@ -7,10 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resuming import with_state
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, SequentialReadingService
 from torchdata.datapipes.iter import IterableWrapper
-from torchdata.datapipes.state import save_state
 
 FIELDS = ("serialized_datapipe", "reading_service_state", "randomness_state")
 
@@ -92,20 +90,6 @@ def test_any_other_value_in_a_field_is_refused_by_name(field, value):
     assert "state" in refused({**STATE, field: value})
     if field == "serialized_datapipe" or (field == "randomness_state" and value is not None):
         assert "state" in refused({**STATE, field: value, "checksums": None})
-
-
-FORGED = [(2, "items", "abc"), (2, "error", 5), (1, "rng", (3, (1,), None)), (1, "buffer", [1] * 9), (1, "rng", ...)]
-
-
-@pytest.mark.parametrize(("number", "name", "value"), FORGED)
-def test_damage_to_the_state_of_a_pipe_is_reported_by_the_name_of_the_pipe(number, name, value):
-    pipe, other = (IterableWrapper(range(30)).shuffle(buffer_size=8).prefetch(2) for _ in range(2))
-    next(iter(pipe))
-    state = save_state(pipe, described=False)
-    old = state["pipes"][number].pop("state")
-    state["pipes"][number]["state"] = {key: each for key, each in {**old, name: value}.items() if each is not ...}
-    with pytest.raises(ValueError, match="state of (Shuffler|Prefetcher) is damaged|Shuffler: the loaded state"):
-        list(with_state(other, state))
 
 
 def test_a_service_may_save_any_object():

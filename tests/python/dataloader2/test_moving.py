@@ -81,7 +81,7 @@ def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str
     state = None
     others = [make() for make in SERVICES.values()]
     services = [in_main(), *others, MultiProcessingReadingService(2), in_main(), SERVICES["ranks"]()]
-    services.append(MultiProcessingReadingService(3))
+    services.append(MultiProcessingReadingService(3))  # more workers than shards
     for number, (each, ago) in enumerate(zip(services, [0, 0, 1, 0, 0, 2, 1, 0, 0], strict=True)):
         random.seed(number)  # The items must not depend on the program's random generators.
         with loader(pipe(), each, state, block) as made:

@@ -127,18 +127,6 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: 
         assert epochs_of(loader(form, new, states[place - 1])) == [first[place:], following], place
 
 
-def test_a_state_resumes_through_loaders_with_other_numbers_of_workers() -> None:
-    [whole] = epochs_of(loader("shuffle", 4), 1)
-    got: list[Any] = []
-    state = None
-    for workers in 4, 1, 0, 3, 8, 2, 0:
-        head, state = stopped(loader("shuffle", workers, state), 3)
-        got += head
-    rest, following = epochs_of(loader("shuffle", 2, state))
-    assert got + rest == whole
-    assert following == epochs_of(loader("shuffle", 2))[1]
-
-
 def test_a_worker_that_recomputes_an_epoch_of_the_main_process_draws_the_same_numbers() -> None:
     pipe: Any = IterableWrapper(range(40)).sharding_filter().shuffle(buffer_size=3)
     pipe = pipe.map(lambda item: (item, random.random(), numpy.random.random()))

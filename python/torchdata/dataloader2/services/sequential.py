@@ -13,10 +13,12 @@ from torchdata._plain_pickles import from_plain, loads_plain, to_plain
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.services.interface import (
+    AskRank,
     CheckpointableReadingServiceInterface,
     IterResetFn,
     RankInEpoch,
     ReadingServiceInterface,
+    Resumed,
     Shares,
     contract_of,
 )
@@ -25,7 +27,6 @@ from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random.seed_generator import SeedGenerator
-    from torchdata.dataloader2.state.position import Shard
 
 
 def holds_nothing(serialized_state: Any) -> bool:
@@ -152,12 +153,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     def _contracts(self) -> list[ReadingServiceInterface]:
         return list(map(contract_of, self.reading_services))
 
-    def before_initialize(
-        self,
-        full_stats: bool,
-        resumed: Callable[[], Sequence[Shard] | None],
-        ranks: Callable[[], RankInEpoch | None],
-    ) -> None:
+    def before_initialize(self, full_stats: bool, resumed: Resumed, ranks: AskRank) -> None:
         for service in self._contracts:
             service.before_initialize(full_stats, resumed, ranks)
 
