@@ -138,6 +138,9 @@ def test_a_worker_that_recomputes_an_epoch_of_the_main_process_draws_the_same_nu
     for services in [], [DistributedReadingService(process_group=Alone())]:
         service = SequentialReadingService(*services, MultiProcessingReadingService(2))
         assert epochs_of(begun(DataLoader2(pipe, reading_service=service), state), 1) == [rest]
+    replayed: Any = Passing(pipe)
+    _, state, rest = continued(begun(DataLoader2(replayed, reading_service=InProcessReadingService(2))), 8)
+    assert epochs_of(begun(DataLoader2(replayed, num_workers=2), state), 1) == [rest]
 
 
 @pytest.mark.parametrize("form", ["shuffle", "prefetch"])

@@ -160,6 +160,10 @@ def fitted(datapipe: Any, entries: Sequence[PipeEntry]) -> tuple[Any, Sequence[P
     equal = [*takewhile(lambda pair: pair[0] == pair[1].type, zip(names, entries, strict=False))]
     own, saved = names[len(equal) :], entries[len(equal) :]
     is_replayed = any(entry.generators is not None for entry in entries)
+    if is_replayed and not own and all(entry.type == "Prefetcher" for entry in saved):
+        for _ in saved:  # a replay needs the same threads, because functions draw random numbers in them
+            datapipe = datapipe.prefetch()
+        return datapipe, entries
     if is_replayed or not _APPENDED.issuperset([*own, *(entry.type for entry in saved)]):
         return datapipe, entries  # `load_entries` raises an error if the pipes differ
     held: list[Any] = []
