@@ -131,6 +131,10 @@ class Group(OwnsChildren):
         if self._has_board:  # the counters must end even if no epoch is ever started
             self._shutdown.afterwards = partial(_count_no_more, self.counting)
 
+    @property
+    def is_forked(self) -> bool:
+        return self._start_method == "fork"
+
     def replace_exited(self, kind: type[R], survived: Survived, in_order: bool = True) -> R | None:
         """Must be called before `start`."""
         if not survived:
