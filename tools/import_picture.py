@@ -47,7 +47,7 @@ LAYERS = (
     "datapipes._pipe.graph _users_code",
     "images _ranks _read_ahead _reporting _publishing _drawing _plain_pickles",
     "_by_value _machine _optional _old_modules _redacting _stateful _threads _version",
-    "_bounded_pickles _importing _signatures",
+    "_bounded_pickles _handlers _importing _signatures",
 )
 
 #: Allowed imports from a lower layer to a higher layer, with the reason why each import is allowed.

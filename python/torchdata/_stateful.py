@@ -27,6 +27,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._signatures import signature_of
 
 #: `_UNKNOWN` means a state that was not requested or is unavailable, and `_END` means the end of an iteration.
@@ -103,10 +104,9 @@ def copied(state: Any) -> Any:
     """Returns a copy of the state, or the state itself if it cannot be copied."""
     if type(state) is dict and _ATOMS.issuperset(map(type, state.values())):
         return state.copy()
-    try:
+    with FailuresSuppressed():
         return copy.deepcopy(state)
-    except Exception:  # a state that cannot be copied must not be changed by the user
-        return state
+    return state  # a state that cannot be copied must not be changed by the user
 
 
 def give(one: Stateful, state: Any) -> None:
@@ -116,14 +116,11 @@ def give(one: Stateful, state: Any) -> None:
 
 def is_same(one: Any, other: Any) -> bool:
     """Returns whether two states are equal; False if the states cannot be compared."""
-    try:
+    with FailuresSuppressed():  # for example, the truth value of an array is ambiguous
         return bool(one == other)
-    except Exception:  # for example, the truth value of an array is ambiguous
-        pass
-    try:
+    with FailuresSuppressed():
         return pickle.dumps(copied(one)) == pickle.dumps(copied(other))
-    except Exception:
-        return False
+    return False
 
 
 class StreamState(NamedTuple):
@@ -198,7 +195,7 @@ class StatefulStream:
 
     def begin(self) -> Iterator[Any]:
         if self._unread:
-            with contextlib.suppress(Exception):
+            with FailuresSuppressed():
                 self.arrive()
                 if self._loaded and not self._is_exact:
                     with self._apart():
@@ -248,10 +245,9 @@ class StatefulStream:
         """Returns the current states of the iterable and its iterator; `_UNKNOWN` if the iterable raises an error."""
         if not self.has_state:
             return None, None
-        try:
+        with FailuresSuppressed():  # the error is raised when the user requests a state
             return copied(self._states())
-        except Exception:  # the error is raised when the user requests a state
-            return _UNKNOWN
+        return _UNKNOWN
 
     def _iterate(self) -> Iterator[Any]:
         if self._prepare is not None:
@@ -321,7 +317,7 @@ class StatefulStream:
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
             return item  # an iterator with a state has already applied the position
-        with contextlib.suppress(Exception):
+        with FailuresSuppressed():
             item = next(self.iterator, _END)
             self._after_load = _END if item is _END else self._asked()
         return item

@@ -121,15 +121,12 @@ def reason_in(content: bytes | None) -> str | None:
 
 
 def check_seal(sealed: Any, what: str) -> None:
-    if not isinstance(sealed, bytes) or len(sealed) < _HEADER.size:
-        raise ValueError(f"{what} is damaged: it is not a snapshot")
-    magic, version, length, checksum = _HEADER.unpack_from(sealed)
-    pickled = memoryview(sealed)[_HEADER.size :]
-    if magic != _MAGIC or length != len(pickled):
+    if not is_sealed(sealed):
         raise ValueError(f"{what} is damaged: its length is wrong, or it is not a snapshot")
+    _, version, _, checksum = _HEADER.unpack_from(sealed)
     if version != _VERSION:
         raise ValueError(f"{what} has version {version}, but this release reads version {_VERSION}")
-    if zlib.crc32(pickled) != checksum:
+    if zlib.crc32(memoryview(sealed)[_HEADER.size :]) != checksum:
         raise ValueError(f"{what} is damaged: its checksum differs from the saved checksum")
 
 

@@ -211,7 +211,8 @@ class EpochRun:
             self.seeds.go_back_to_beginning(is_restored=False)
         resumed = saved = self.saved_positions
         in_workers = position is not None and (not position.in_main or pipeline.contract.has_workers())
-        if saved is not None and in_workers and not saved.has_given and not lasts(pipeline.datapipe):
+        has_given = saved is not None and any(each.given for each in saved.positions.values())
+        if saved is not None and in_workers and not has_given and not lasts(pipeline.datapipe):
             position = resumed = None  # before the first item, the epoch can begin with this loader's own shards
         if not pipeline.is_taken_over:
             pipeline.note_identity()

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.worker_output import WorkerOutput
-from torchdata.dataloader2.state.position import Position, Processes, WorkersPosition
+from torchdata.dataloader2.state.position import Position, WorkersPosition
+from torchdata.dataloader2.state.shards import fitted, in_main
 from torchdata.dataloader2.state.worker_positions import lasts, names_of_lasting
 from torchdata.datapipes._pipe.datasets import UnorderedSet
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -33,7 +34,6 @@ from torchdata.datapipes.iter.threads.pinning import PinMemory
 from torchdata.datapipes.iter.threads.prefetching import Prefetcher
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
-    beginning_entries,
     entries_of,
     forget_state,
     is_one_to_one,
@@ -121,7 +121,10 @@ class Tracker:
         if output is None:
             return mark.at(given, seconds=seconds, own_seeds=self.own_seeds)
         if self._untold(mark, output) is not None:
-            mark = self._beginning(output)
+            mark = self._marks[0]
+            why = None if self._is_resumed else self._untold(mark, output)
+            if why is not None:
+                raise RuntimeError(why)
         self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
         if given > mark.given and not output.repeats_order:
             raise RuntimeError(
@@ -129,9 +132,8 @@ class Tracker:
                 "items may then arrive in another order, and pipes in the main process combine them: save the state "
                 "between two items, without items_ago, or use in_order=True"
             )
-        processes = Processes(output.num_shards, output.dispatches, output.in_order)
         apart = self._without_held(mark, given, output)
-        return mark.at(given, seconds=seconds, processes=processes, shards=output.shards_begun, without_held=apart)
+        return mark.at(given, seconds=seconds, shards=output.shards, without_held=apart)
 
     def _without_held(self, mark: Position, given: int, output: WorkerOutput) -> WorkersPosition | None:
         """Returns the positions of the shards after the delivered items; None if they are unknown, or not necessary."""
@@ -150,13 +152,6 @@ class Tracker:
         """Returns the reason why `mark` lacks state that the workers' pipes keep from earlier iterations; None if
         `mark` is complete."""
         return output.untold(None) if mark.workers is None else mark.untold
-
-    def _beginning(self, output: WorkerOutput) -> Position:
-        beginning = self._marks[0]
-        why = None if self._is_resumed else self._untold(beginning, output)
-        if why is not None:
-            raise RuntimeError(why)
-        return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
         """Returns the newest position that was recorded before the user received the last `items_ago` items, and the
@@ -331,7 +326,7 @@ class Tracker:
             generators = None if output is not None else save_generators()
             self._marks = [Position(0, beginning=generators, in_main=output is None)]
             return
-        self._require_same_process(resumed, "inside an epoch that", "or save a state between two epochs")
+        self._require_same_process(resumed)
         if resumed.drop and output is not None and not output.repeats_order:
             raise ValueError(
                 f"this state was saved {resumed.drop} items after the snapshot that it contains, and in_order=False "
@@ -347,35 +342,23 @@ class Tracker:
         elif mark.beginning is not None:
             load_generators(mark.beginning)
 
-    def _require_same_process(self, position: Position, moment: str, advice: str) -> None:
+    def _require_same_process(self, position: Position) -> None:
         """Raises ValueError if workers run the graph now but did not when the position was taken, or vice versa."""
         if position.in_main != (self.output is None):
             raise ValueError(
-                f"this state was saved {moment} "
-                + ("ran in worker processes" if self.output is None else "ran in the main process")
-                + f", but this pipeline does not: use the reading service that the state was saved with, {advice}"
+                f"this state was saved while {'workers' if self.output is None else 'the main process'} ran the "
+                "pipeline: use the reading service that the state was saved with, or save a state between two epochs"
             )
 
     def iterate(self, resumed: Position | None) -> Iterator[Any]:
         """Returns the iterator over the main process's part of the graph, after the service has begun the epoch."""
-        datapipe = self._pipeline.datapipe
-        graph = None if resumed is None else Graph(datapipe)
+        datapipe, output = self._pipeline.datapipe, self.output
         self._yielded_before = self._held_before = 0
-        if resumed is None and self.output is not None:
-            forget_state(self.output)  # the loaded state belongs to the previous epoch
-        if graph is not None and resumed is not None and resumed.graph is not None:
-            load_entries(graph, resumed.graph)
-            if self.output is not None:
-                self._yielded_before = token_of(self.output).yielded
-                self._held_before = self._yielded_before - resumed.graph[-1].yielded
-                if resumed.graph[graph.index(self.output)].finished:  # the main process had read all workers' items
-                    self.output.read_out()
-        if resumed is not None and resumed.generators is not None:  # before threads start, which draw random numbers
-            load_generators(resumed.generators)
-        if graph is not None and resumed is not None:
-            _spare_ranks(graph, resumed.drop)
-            set_strictness(graph, self._is_strict)
-        output, is_later = self.output, self._run.epochs > 1 or self._is_behind_loaded
+        if resumed is not None:
+            self._restore(Graph(datapipe), resumed)
+        elif output is not None:
+            forget_state(output)  # the loaded state belongs to the previous epoch
+        is_later = self._run.epochs > 1 or self._is_behind_loaded
         beginning = output.position(0) if resumed is None and is_later and output is not None else None
         iterator: Iterator[Any] = iterate(datapipe)
         if resumed is None and is_later:
@@ -383,6 +366,19 @@ class Tracker:
         self._is_behind_loaded = False
         self._epochs_before = None
         return iterator
+
+    def _restore(self, graph: Graph, resumed: Position) -> None:
+        if resumed.graph is not None:
+            load_entries(graph, resumed.graph)
+            if self.output is not None:
+                self._yielded_before = token_of(self.output).yielded
+                self._held_before = self._yielded_before - resumed.graph[-1].yielded
+                if resumed.graph[graph.index(self.output)].finished:  # the main process had read all workers' items
+                    self.output.read_out()
+        if resumed.generators is not None:  # before threads start, which draw random numbers
+            load_generators(resumed.generators)
+        _spare_ranks(graph, resumed.drop)
+        set_strictness(graph, self._is_strict)
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
         """Adds the state that pipes keep from the previous epoch, if any, to the first mark (the epoch's beginning)."""
@@ -448,21 +444,20 @@ class Tracker:
         if position.graph is None:
             return
         graph = Graph(self._pipeline.datapipe)
-        if self.output is None and not position.in_main:  # `graph` lacks the pipes that ran in the workers
-            count = len(graph) - len(position.graph) + 1
-            entries = [*beginning_entries(graph)[:count], *position.graph[1:]]
-            position = position._replace(in_main=True, graph=entries)
+        if self.output is None and not position.in_main:
+            position = in_main(position, graph)
         elif self.output is not None and position.in_main and not (self.output.lasts or lasts(graph)):
             return  # the graph contains only attributes of pipes without a state
         assert position.graph is not None
-        self._require_same_process(position, "after an epoch that", "as it holds what pipes keep across epochs")
+        self._require_same_process(position)
         generators = save_generators()
         if position.beginning is not None:  # replayed pipes draw the same random numbers as before
             load_generators(position.beginning)
         self._is_behind_loaded = True
         if self._ended_seeds is not None and (self._pipeline.service is not None or self._run.seeds.seed is not None):
             set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # the ended epoch's seeds
-        load_entries(graph, position.graph)
+        self._pipeline.datapipe, entries = fitted(self._pipeline.datapipe, position.graph)
+        load_entries(self._pipeline.datapipe, entries)
         if self.output is not None:
             self.output.is_between_epochs = True
         iterate(self._pipeline.datapipe)  # moves the pipes to the end of their last iteration

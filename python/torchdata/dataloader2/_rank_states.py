@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.state.position import Position, SavedRanks, Shard
-from torchdata.dataloader2.state.shards import AHEAD, among_ranks, cannot_move, in_workers
-from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.dataloader2.state.shards import among_ranks, cannot_move, fitted, in_workers
 
 if TYPE_CHECKING:
     from torchdata.dataloader2._pipeline import Pipeline
@@ -27,10 +26,6 @@ ALONE: SavedRanks = (0, 1, False)
 class SavedPositions:
     ranks: SavedRanks | None
     positions: Mapping[int, Position]
-
-    @property
-    def has_given(self) -> bool:
-        return any(position.given for position in self.positions.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
         """Returns whether the saved epoch began in workers, or with another number of ranks than now. A loader without
@@ -92,15 +87,14 @@ class SavedPositions:
         resume.
         """
         position = self._of_rank(pipeline.contract, output)
-        if output is None:
-            return position
-        if not self._has_rank_of(pipeline.contract) and not hands_on:
+        if output is not None and not self._has_rank_of(pipeline.contract) and not hands_on:
             raise cannot_move()
-        position = in_workers(position, output.pipes_in_workers) if position.in_main else position
-        above = (position.graph or ())[len(Graph(pipeline.datapipe)) :]
-        if any(entry.type == AHEAD for entry in above):
-            pipeline.datapipe = pipeline.datapipe.prefetch()  # the main process had read ahead
-        return position
+        if output is not None and position.in_main:
+            position = in_workers(position, output.pipes_in_workers)
+        if position.graph is None:
+            return position
+        pipeline.datapipe, graph = fitted(pipeline.datapipe, position.graph)
+        return position._replace(graph=graph)
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
         """Makes the resumed epoch use the seeds of the saved epoch, with or without seeds that the ranks had agreed

@@ -83,7 +83,6 @@ class WorkerPool(Group):
         except BaseException:
             self.shutdown()
             raise
-        self.stall_warning: float | None
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:

@@ -25,8 +25,9 @@ from torch.utils.data import IterDataPipe, MapDataPipe
 from torch.utils.data.dataloader import _sharding_worker_init_fn
 
 from torchdata._engine.items.failures import reraise
-from torchdata._engine.processes.interrupts import InterruptsDeferred, is_of_handler
+from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.snapshots import Account
+from torchdata._handlers import is_of_handler
 from torchdata._native import HandingIterator
 from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._copying import Copies

@@ -16,9 +16,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.dataloader import default_collate, default_convert, get_worker_info
 
-from torchdata._engine.processes.interrupts import is_of_handler
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import Survived, check_restarts
+from torchdata._handlers import is_of_handler
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._stateful import copied

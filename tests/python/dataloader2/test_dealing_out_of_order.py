@@ -124,10 +124,3 @@ def test_a_state_saved_in_order_resumes_out_of_order() -> None:
     rest, following = resumed(loader(), second, 2)
     assert elements([*got, *more, *rest]) == expected(BUILDS["plain"])
     assert sorted(following) == list(range(COUNT))
-
-
-def test_a_state_of_items_that_were_dealt_out_of_turn_is_refused() -> None:
-    _, state = stopped(loader(), 30)
-    state["iteration_state"]["workers"]["owners"] = (0, b"")
-    with loader() as again, pytest.raises(ValueError, match="not dispatched in turn"):
-        again.load_state_dict(state)

@@ -3,15 +3,22 @@
 import itertools
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from one_rank import Alone
 from process_checks import nothing_is_left  # noqa: F401
 from random_graphs.users import Passing, unpinned
 from resuming import begun, epochs_of, saved, stopped
-from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
+from torchdata.dataloader2 import (
+    DataLoader2,
+    DistributedReadingService,
+    InProcessReadingService,
+    MultiProcessingReadingService,
+    SequentialReadingService,
+)
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
@@ -54,10 +61,11 @@ PIPES = {
     "what is replayed": (lambda: Passing(shuffled()).sharding_filter().map(str), 1),
     "what main reads ahead": (lambda: shuffled().sharding_filter().pin_memory(pin_memory_fn=unpinned), 1),
 }
-SERVICES = {
+SERVICES: dict[str, Callable[[], Any]] = {
     "none": lambda: None,
     "in process": InProcessReadingService,
     "in process, ahead": lambda: InProcessReadingService(prefetch_cnt=3),
+    "ranks": lambda: SequentialReadingService(DistributedReadingService(process_group=Alone())),
 }
 
 
@@ -65,20 +73,22 @@ def loader(pipe: Any, service: Any, state: Any = None, block: int = 1) -> DataLo
     return begun(DataLoader2(pipe, ShardingPolicy(block), service), state)
 
 
-@pytest.mark.parametrize(("kind", "service"), [*zip(PIPES, itertools.cycle(SERVICES), strict=False)])
+@pytest.mark.parametrize(("kind", "service"), [*zip(PIPES, itertools.cycle([*SERVICES][:3]), strict=False)])
 def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str, service: str) -> None:
     (pipe, block), in_main = PIPES[kind], SERVICES[service]
     whole = epochs_of(loader(pipe(), in_main(), block=block), 3)
     got: list[Any] = []
     state = None
-    services = [in_main(), MultiProcessingReadingService(2), in_main(), MultiProcessingReadingService(3), in_main()]
-    for number, (each, ago) in enumerate(zip(services, [0, 2, 1, 0, 0], strict=True)):
+    others = [make() for make in SERVICES.values()]
+    services = [in_main(), *others, MultiProcessingReadingService(2), in_main(), SERVICES["ranks"]()]
+    services.append(MultiProcessingReadingService(3))  # more workers than shards
+    for number, (each, ago) in enumerate(zip(services, [0, 0, 1, 0, 0, 2, 1, 0, 0], strict=True)):
         random.seed(number)  # The items must not depend on the program's random generators.
         with loader(pipe(), each, state, block) as made:
             if not number:
                 assert list(made) == whole[0]
             reading = iter(made)
-            got += [next(reading) for _ in range(6)]
+            got += [next(reading) for _ in range(3)]
             state = saved(made, items_ago=ago)
             del got[len(got) - ago :]
     rest, following = epochs_of(loader(pipe(), MultiProcessingReadingService(1), state, block))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
+from one_rank import Alone
 from process_checks import nothing_is_left  # noqa: F401
 from random_graphs.users import Passing, unpinned
 from rank_threads import ThreadGroup, in_ranks
@@ -126,25 +127,20 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: 
         assert epochs_of(loader(form, new, states[place - 1])) == [first[place:], following], place
 
 
-def test_a_state_resumes_through_loaders_with_other_numbers_of_workers() -> None:
-    [whole] = epochs_of(loader("shuffle", 4), 1)
-    got: list[Any] = []
-    state = None
-    for workers in 4, 1, 0, 3, 8, 2, 0:
-        head, state = stopped(loader("shuffle", workers, state), 3)
-        got += head
-    rest, following = epochs_of(loader("shuffle", 2, state))
-    assert got + rest == whole
-    assert following == epochs_of(loader("shuffle", 2))[1]
-
-
-def test_a_worker_that_recomputes_an_epoch_of_the_main_process_draws_the_same_seeds() -> None:
-    pipe = IterableWrapper(range(40)).sharding_filter().shuffle(buffer_size=3)
+def test_a_worker_that_recomputes_an_epoch_of_the_main_process_draws_the_same_numbers() -> None:
+    pipe: Any = IterableWrapper(range(40)).sharding_filter().shuffle(buffer_size=3)
+    pipe = pipe.map(lambda item: (item, random.random(), numpy.random.random()))
+    numpy.random.seed(5)  # NumPy imports this module at its first use
     with begun(DataLoader2(pipe)) as made:
         reading = iter(made)
         head = [next(reading) for _ in range(8)]
         state, rest = made.state_dict(items_ago=1), [head[7], *reading]
-    assert epochs_of(begun(DataLoader2(pipe, num_workers=2), state), 1) == [rest]
+    for services in [], [DistributedReadingService(process_group=Alone())]:
+        service = SequentialReadingService(*services, MultiProcessingReadingService(2))
+        assert epochs_of(begun(DataLoader2(pipe, reading_service=service), state), 1) == [rest]
+    replayed: Any = Passing(pipe)
+    _, state, rest = continued(begun(DataLoader2(replayed, reading_service=InProcessReadingService(2))), 8)
+    assert epochs_of(begun(DataLoader2(replayed, num_workers=2), state), 1) == [rest]
 
 
 @pytest.mark.parametrize("form", ["shuffle", "prefetch"])
@@ -241,6 +237,7 @@ RANKED: dict[str, Callable[[], Any]] = {
     "batches in main": lambda: even().pin_memory(pin_memory_fn=unpinned).batch(2),
     "counts": lambda: Counting(even()),
     "cache": lambda: even().in_memory_cache(),
+    "cache in main": lambda: even().pin_memory(pin_memory_fn=unpinned).in_memory_cache(),
 }
 
 
@@ -329,6 +326,9 @@ def test_more_ranks_than_shards_and_batches_of_the_main_process_are_refused_by_n
     assert [got for got, _ in of_ranks("batches in main", 2, 3, None, states)] == [got[3:] for got in whole]
     with pytest.raises(ValueError, match=r"another number of ranks, and the pipes in the main process do not yield"):
         of_ranks("batches in main", 1, 2, None, states)
+    ended = states_of(of_ranks("cache in main", 2, 2, None))
+    with pytest.raises(ValueError, match=r"saved between two epochs with another number of ranks"):
+        of_ranks("cache in main", 1, 2, None, ended)
 
 
 def test_dispatched_items_resume_with_the_same_number_of_workers_until_the_epoch_ends() -> None:

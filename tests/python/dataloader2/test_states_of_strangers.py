@@ -14,7 +14,7 @@ import numpy.random  # The state contains NumPy's random generator only if NumPy
 import pytest
 
 from pipes_table import ROWS, seed
-from resuming import begun, continued, resumed
+from resuming import begun, continued, resumed, with_state
 from torchdata import _plain_pickles
 from torchdata._engine.snapshots import seal, unseal
 from torchdata.dataloader2 import (
@@ -314,11 +314,15 @@ def test_a_generator_position_beyond_its_numbers_is_refused():
         (("given",), 1 << 60, "drops 0 of"),
         (("drop",), 3, "drops 3 of 2"),
         (("workers", "turn"), 7, "turn of worker 7"),
-        (("workers", "in_order"), 1, "with"),
+        (("workers", "dispatches"), 1, "with"),
         (("workers", "workers", 0, "given"), (1 << 60, 0), "worker 0 has"),
         (("workers", "workers", 0, "given"), (1, 1 << 64), "worker 0 has"),
         (("workers", "workers"), [], "has no workers"),
-        (("processes",), [10**9, False, True], "not of 1000000000 workers"),
+        (("workers",), None, "has no snapshot, and drops only 0 of 2 items"),
+        (("shards",), None, "shards are None"),
+        (("shards",), [[0, 1 << 40, 0, 1, False, False, False]], "one of its shards is"),
+        (("shards",), [[0, 1, 0, 1, False, False, False]], "positions of 2 shards"),
+        (("in_main",), True, "of the main process, and of workers"),
     ],
 )
 def test_a_number_out_of_its_range_is_damage_of_its_field(path, value, words):
@@ -333,14 +337,20 @@ def test_a_number_out_of_its_range_is_damage_of_its_field(path, value, words):
 
 
 def test_damage_of_a_graphs_state_names_the_pipe():
-    pipe = IterableWrapper(range(9)).shuffle(buffer_size=3).batch(2)
+    def again():
+        return IterableWrapper(range(30)).shuffle(buffer_size=3).prefetch(2)
+
+    pipe = again()
     next(iter(pipe))
     state = pickle.loads(pickle.dumps(save_state(pipe)))
-
-    def again():
-        return IterableWrapper(range(9)).shuffle(buffer_size=3).batch(2)
-
     load_state(again(), state)
+    forged = [(2, "items", "ab"), (2, "error", 5), (1, "rng", (3, (1,), None)), (1, "buffer", [1] * 9), (1, "rng", ...)]
+    for number, name, value in forged:
+        plain = pickle.loads(pickle.dumps(save_state(pipe, described=False)))
+        own = {**plain["pipes"][number]["state"], name: value}
+        plain["pipes"][number]["state"] = {key: each for key, each in own.items() if each is not ...}
+        with pytest.raises(ValueError, match="state of (Shuffler|Prefetcher) is damaged|Shuffler: the loaded state"):
+            list(with_state(again(), plain))
     state["pipes"][1]["state"]["_buffer"] = [7, 7, 7]
     with pytest.raises(ValueError, match="damaged in its field 'pipes': the checksum of pipe 2, Shuffler"):
         load_state(again(), state)

@@ -96,6 +96,7 @@ def test_a_reducer_of_multiprocessing_is_called_for_objects_that_only_cloudpickl
 def test_a_reducer_of_multiprocessing_is_used_at_the_first_item_of_its_type_and_after_an_import(
     loopback, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr(codec, "_tables", reducers.Tables())  # tables of earlier tests do not have the reducer
     ForkingPickler.register(First, lambda obj: (str, ("first",)))
     assert loopback.one([First(1), Later(1)])[0] == "first"
     (tmp_path / "registers_a_reducer.py").write_text(

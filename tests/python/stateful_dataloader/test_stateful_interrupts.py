@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from going_on import loaded, saved, saved_at
+from handlers import handling
 from pressing import (
     check_each_call,
     check_states_at_each_call,
@@ -24,6 +25,7 @@ from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tes
 from random_stateful.datasets import EpochAtEnd, Indexed
 from random_stateful.orders import PythonShuffled
 from random_stateful.running import plain, seed_all
+from torchdata._stateful import copied, is_same
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
@@ -481,6 +483,23 @@ def test_ctrl_c_within_a_sampler_is_raised_when_the_batch_is_delivered() -> None
     assert got == [0, 1, 2, 3, 4]
     assert loader.state_dict()["_snapshot"]["_snapshot_step"] == 5
     assert [*got, *iterator] == [*range(12)]
+
+
+class Signals:
+    def __deepcopy__(self, memo: Any) -> Any:
+        signal.raise_signal(signal.SIGUSR1)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.__deepcopy__(None))
+
+
+@pytest.mark.parametrize("use", [copied, lambda state: is_same(state, [1])])
+def test_an_exception_of_a_signal_handler_is_raised_while_a_state_is_copied_or_compared(use: Any) -> None:
+    def stop(*_: object) -> None:
+        raise BufferError
+
+    with handling(stop, signal.SIGUSR1), pytest.raises(BufferError):
+        use(Signals())
 
 
 @pytest.mark.usefixtures("interrupts_raise")

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -57,6 +58,8 @@ def children_are_killed_soon(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_earlier_loader():
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        vars(sys).pop(name, None)  # pytest keeps the frames of a failed test, which may refer to a loader
     gc.collect()
     if _holds_counters():
         gc.unfreeze()  # Garbage collection does not free a frozen loader.

@@ -76,8 +76,7 @@ class Tables:
     """Stores unused `Reducers` objects, so that they can be reused for further items.
 
     Tables of reducers are rebuilt after a registration with `copyreg`, and after an import. Registrations with
-    `ForkingPickler` are not detected, because this would be slow. If a table already contains a type, a registration
-    with `ForkingPickler` for this type takes effect when the tables are next rebuilt.
+    `ForkingPickler` are not detected, because this would be slow: they take effect when the tables are next rebuilt.
     """
 
     #: Tables with more than `_MOST_TYPES` types are not reused. A table keeps its types alive, so the memory of a

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from torchdata._handlers import CAN_BE_HELD, handled_signals
 from torchdata._machine import caught_signals
 from torchdata._native import take_no_notice
 
@@ -36,40 +37,12 @@ LATER = 0.001
 #: `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: The tuple excludes signals that cannot be handled, and signals that report a faulty instruction, such as SIGSEGV.
-_CAN_BE_HELD = tuple(
-    sorted(
-        signal.valid_signals()
-        - {signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-        - {signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
-    )
-)
 #: Signals that terminals and clusters send to all processes of a program. Children ignore these signals.
 _SENT_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class StartGivenUp(Exception):
     """Raised if a signal arrived while a child was starting, and the start was undone completely."""
-
-
-def _handled() -> list[int]:
-    return [number for number in _CAN_BE_HELD if callable(signal.getsignal(number))]
-
-
-def is_of_handler(error: BaseException) -> bool:
-    handlers: list[Any] = [signal.getsignal(number) for number in _handled()]
-    functions = [getattr(one, "__func__", one) for one in (*handlers, *(type(one).__call__ for one in handlers))]
-    codes = {getattr(function, "__code__", None) for function in functions}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-class FailuresSuppressed:
-    """Suppresses exceptions in a `with` block, except exceptions that a signal handler has raised."""
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
-        return isinstance(error, Exception) and not is_of_handler(error)
 
 
 class InterruptsDeferred:
@@ -97,7 +70,7 @@ class InterruptsDeferred:
         if threading.current_thread() is not threading.main_thread():
             return self
         try:
-            for number in _handled():
+            for number in handled_signals():
                 self._handlers[number] = signal.getsignal(number)  # type: ignore[assignment] # it is callable
                 signal.signal(number, self._note)  # may raise the exception of an earlier signal's handler
         except BaseException:
@@ -172,7 +145,7 @@ def interrupts_blocked() -> Iterator[None]:
     """Blocks all signals that children ignore, except SIGCHLD. Threads and processes that this thread starts inherit
     its signal mask.
     """
-    blocked = {*_SENT_TO_ALL, *_handled()} - {signal.SIGCHLD}
+    blocked = {*_SENT_TO_ALL, *handled_signals()} - {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         yield
@@ -189,7 +162,7 @@ def block_all_but_own_sigterm() -> None:
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, _take_no_notice)
         take_no_notice(signal.SIGTERM)
-    signal.pthread_sigmask(signal.SIG_SETMASK, set(_CAN_BE_HELD) - {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_SETMASK, set(CAN_BE_HELD) - {signal.SIGTERM})
 
 
 @dataclass(frozen=True)
@@ -199,7 +172,7 @@ class MainSignals:
 
     @classmethod
     def now(cls) -> MainSignals:
-        return cls(tuple(_handled()), tuple(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+        return cls(tuple(handled_signals()), tuple(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
     def leave_to_main(self) -> None:
         """Makes a child ignore the main process's signals; a child must call this method before anything else.
@@ -210,7 +183,7 @@ class MainSignals:
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()
-        handled, caught = _handled(), caught_signals("self")  # a library may have handlers in C
+        handled, caught = handled_signals(), caught_signals("self")  # a library may have handlers in C
         for number in sorted({*_SENT_TO_ALL, *self.handled, *handled}):
             is_a_librarys = caught >> (number - 1) & 1 and number not in handled and number != signal.SIGTERM
             if number == signal.SIGINT:

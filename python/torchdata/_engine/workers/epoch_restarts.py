@@ -109,7 +109,7 @@ class EpochRestarts(Restarts):
             index = min(self._repeating)
             self._repeating -= {index}
             with contextlib.suppress(Gone):
-                look = self._look_at_all(index)
+                look = self.look_at_all(index)
                 while not members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, look):
                     if time.monotonic() >= deadline:
                         raise TimeoutError(
@@ -117,15 +117,18 @@ class EpochRestarts(Restarts):
                             f"{REPEATED:.0f} s: its pipe hangs"
                         )
 
-    def _look_at_all(self, index: int) -> Callable[[], None]:
-        """Returns a function that raises `Gone` if the child has exited. With a dispatching process, the function also
-        raises `Gone` if another child has exited, because the child may wait for the exited child forever.
+    def look_at_all(self, index: int) -> Callable[[], None]:
+        """Returns a function that raises `Gone` if the child has exited or was replaced. With a dispatching process,
+        the function also raises `Gone` if another child has exited, because the child may wait for the exited child
+        forever.
         """
         look, processes = self.look_at(index), self._members.processes
+        process = processes[index]
 
         def look_at_all() -> None:
             look()
-            if self._members.dispatches and any(one.ended for i, one in enumerate(processes) if not self.rests(i)):
+            others = enumerate(processes) if self._members.dispatches else ()
+            if processes[index] is not process or any(one.ended for i, one in others if not self.rests(i)):
                 raise Gone
 
         return look_at_all

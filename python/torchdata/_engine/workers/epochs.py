@@ -84,7 +84,6 @@ class Children(Group):
         self._calls = 0
         self._timeout = timeout
         self._listener = listener
-        self.stall_warning: float | None = None
         super().__init__(
             context,
             num_workers,
@@ -280,19 +279,7 @@ class Children(Group):
                 ) from None
 
     def _look_at(self, index: int) -> Callable[[], object]:
-        if self._restarts is None:
-            return self._check_alive
-        process, rests = self._processes[index], self._restarts.rests
-        # Another child's exit may leave this child waiting forever for a dispatched item, so all children are checked.
-        others = range(len(self._processes)) if self.dispatches else ()
-
-        def look() -> None:
-            if process.ended or self._processes[index] is not process:
-                raise Gone
-            if any(self._processes[other].ended for other in others if not rests(other)):
-                raise Gone
-
-        return look
+        return self._check_alive if self._restarts is None else self._restarts.look_at_all(index)
 
     def _check_alive(self) -> bool:
         """Returns whether a child was replaced."""

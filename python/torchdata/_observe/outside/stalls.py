@@ -43,7 +43,6 @@ class WaitWarning(RuntimeWarning):
 
 def warn_of_stalls(children: Any, seconds: float | None) -> None:
     """Warns after `seconds` without an item, and whenever the waiting time has doubled."""
-    children.stall_warning = seconds
     if seconds is None:
         return
     board = weakref.ref(children)

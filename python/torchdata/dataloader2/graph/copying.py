@@ -27,7 +27,7 @@ from threading import Lock
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType, NoneType
 from typing import Any, TypeVar
 
-from torchdata._engine.processes.interrupts import FailuresSuppressed
+from torchdata._handlers import FailuresSuppressed
 from torchdata._importing import loaded
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, is_pipe, pipes_in

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from torchdata._bounded_pickles import LimitedFile, TooLargeError
-from torchdata._engine.processes.interrupts import FailuresSuppressed, is_of_handler
+from torchdata._handlers import FailuresSuppressed, is_of_handler
 from torchdata._importing import loaded
 from torchdata._redacting import HIDDEN, is_private, shown
 from torchdata.dataloader2.graph.copying import attribute_copier, duplicate

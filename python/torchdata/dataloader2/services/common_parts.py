@@ -21,7 +21,7 @@ from functools import partial
 from itertools import count, cycle, islice
 from typing import Any, NamedTuple
 
-from torchdata._engine.processes.interrupts import FailuresSuppressed
+from torchdata._handlers import FailuresSuppressed
 from torchdata._native import ShardTurns
 from torchdata.dataloader2.services.common_pipes import attributes_of, filters_with_common_part, may_draw
 from torchdata.dataloader2.services.reused_objects import ReusedObjects

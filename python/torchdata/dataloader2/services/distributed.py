@@ -15,14 +15,18 @@ from torchdata._ranks import members_of
 from torchdata._ranks.group import DEFAULT_TIMEOUT, RankGroup, TorchRanks, check_group, check_timeout
 from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
-from torchdata.dataloader2.services.interface import IterResetFn, RankInEpoch, ReadingServiceInterface, Shares
+from torchdata.dataloader2.services.interface import (
+    AskRank,
+    IterResetFn,
+    RankInEpoch,
+    ReadingServiceInterface,
+    Resumed,
+    Shares,
+)
 from torchdata.datapipes._pipe.graph.graph import Graph
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from torchdata.dataloader2.random.seed_generator import SeedGenerator
-    from torchdata.dataloader2.state.position import Shard
 
 
 class DistributedReadingService(ReadingServiceInterface):
@@ -94,7 +98,7 @@ class DistributedReadingService(ReadingServiceInterface):
         #: Whether the next epoch (`_keeps_next`) or the running epoch (`_keeps_seeds`) uses the seeds of a state that
         #: was saved without ranks. In an epoch with saved seeds, the ranks do not agree on new seeds.
         self._keeps_next = self._keeps_seeds = False
-        self._resumed: Callable[[], Sequence[Shard] | None] | None = None
+        self._resumed: Resumed | None = None
         #: Whether the next epoch resumes shards that began on another rank.
         self._has_moved = False
 
@@ -202,17 +206,14 @@ class DistributedReadingService(ReadingServiceInterface):
             )
         # The pipes' seeds are drawn from a copy of the generator, so that the draws do not change the next epoch's
         # seeds.
-        own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
+        own = seed_generator
+        if self._world_size > 1:  # a single rank has the seeds of a loader without ranks
+            own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
         self._has_moved = False
         set_graph_random_seed(self._datapipe, copy.copy(own))
         return iter_reset_fn
 
-    def before_initialize(
-        self,
-        full_stats: bool,
-        resumed: Callable[[], Sequence[Shard] | None],
-        ranks: Callable[[], RankInEpoch | None],
-    ) -> None:
+    def before_initialize(self, full_stats: bool, resumed: Resumed, ranks: AskRank) -> None:
         self._resumed = resumed
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:

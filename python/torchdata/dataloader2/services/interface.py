@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 #: A function that changes the pipe graph at the start of an epoch.
 IterResetFn: TypeAlias = Callable[[DataPipe], DataPipe]
+#: A function that returns the shards of the epoch that a loader resumes, or None at the beginning of an epoch.
+Resumed: TypeAlias = Callable[[], "Sequence[Shard] | None"]
+AskRank: TypeAlias = Callable[[], "RankInEpoch | None"]
 
 
 class Shares(NamedTuple):
@@ -126,12 +129,7 @@ class ReadingServiceInterface(ABC):
 
     # -- questions of the loader -------------------------------------------------------------------
 
-    def before_initialize(  # noqa: B027 - optional
-        self,
-        full_stats: bool,
-        resumed: Callable[[], Sequence[Shard] | None],
-        ranks: Callable[[], RankInEpoch | None],
-    ) -> None:
+    def before_initialize(self, full_stats: bool, resumed: Resumed, ranks: AskRank) -> None:  # noqa: B027 - optional
         """Receives settings of the run. The loader calls this method once, before `initialize` or `restore`.
 
         Args:

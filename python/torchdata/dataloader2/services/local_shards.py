@@ -46,12 +46,10 @@ class LocalShards:
 
     num_workers = 0
     dispatches = False
-    is_forked = False
 
     def __init__(self, program: EpochProgram, num_shards: int, listener: Any) -> None:
         self.num_shards, self._listener = num_shards, listener
         self.collector = self
-        self.stall_warning: float | None = None
         self._programs = program.replicas(num_shards)
         self._iterators: list[Iterator[Any] | None] = []
         #: The positions after the latest items. An item is recorded by one call of `append`, which Ctrl-C cannot
@@ -116,10 +114,6 @@ class LocalShards:
     def call(self, function: Callable[[Any], Any]) -> None:
         for program in self._programs:
             self._in_shard(program, partial(program.call, function))
-
-    def end_epoch(self) -> None:
-        """Does nothing, because without child processes, no file positions need to be checked (see
-        `Group.end_epoch`)."""
 
     def shutdown(self) -> None:
         """Ends the threads of the pipes."""

@@ -30,7 +30,12 @@ from torchdata.dataloader2.graph.utils import put_in_place
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.choosing import WorkerChoice, choose_workers, refuse_ranks, say
 from torchdata.dataloader2.services.dataset_epochs import DatasetEpochs
-from torchdata.dataloader2.services.interface import RankInEpoch, ReadingServiceInterface, Shares
+from torchdata.dataloader2.services.interface import (
+    AskRank,
+    ReadingServiceInterface,
+    Resumed,
+    Shares,
+)
 from torchdata.dataloader2.services.local_shards import LocalShards
 from torchdata.dataloader2.services.orders import Orders
 from torchdata.dataloader2.services.program import (
@@ -181,8 +186,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._children: Children | LocalShards | None = None  # None until the service is initialized
         self._choice: WorkerChoice | None = None
         #: This function returns the shards of the epoch that the loader resumes, or None to begin a new epoch.
-        self._resumed: Callable[[], Sequence[Shard] | None] = _none
-        self._ask_rank: Callable[[], RankInEpoch | None] = _none
+        self._resumed: Resumed = _none
+        self._ask_rank: AskRank = _none
         self._rank: tuple[int, int, bool] = (0, 1, False)
         #: The number of shards of each epoch, over all ranks; None for one shard per worker.
         self.splits: int | None = None
@@ -244,7 +249,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             self.in_order,
             names_of_lasting(branch),
             names_of_lasting(dispatching),
-            resumed if self.splits is None else self._shards,
+            self._shards,
             len(skipping.pipes),
             list(self._shards) != list(self._own_shards()),
         )
@@ -325,12 +330,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     # -- questions of the loader -------------------------------------------------------------------
 
-    def before_initialize(
-        self,
-        full_stats: bool,
-        resumed: Callable[[], Sequence[Shard] | None],
-        ranks: Callable[[], RankInEpoch | None],
-    ) -> None:
+    def before_initialize(self, full_stats: bool, resumed: Resumed, ranks: AskRank) -> None:
         self._full_stats, self._resumed, self._ask_rank = full_stats, resumed, ranks
 
     def runs_shards(self) -> bool:
@@ -416,7 +416,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._children.shutdown()
         self._shards = own
         self._children = self._start(*self._graphs, own)
-        output.adopt(self._children, None if self.splits is None else own)
+        output.adopt(self._children, own)
 
     def finalize_iteration(self) -> None:
         """Ends the epoch, so that no process continues to read ahead."""

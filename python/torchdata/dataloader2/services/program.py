@@ -31,6 +31,7 @@ from torchdata.dataloader2.services.common_pipes import may_draw
 from torchdata.dataloader2.services.watching import watched_filters
 from torchdata.dataloader2.state.layout import opened, sealed
 from torchdata.dataloader2.state.position import Content, Filled, Shard
+from torchdata.dataloader2.state.shards import fitted
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping as skipping_items
 from torchdata.datapipes._pipe import witnessing
@@ -512,12 +513,10 @@ class GraphProgram(EpochProgram):
         if saved.read_out and self._child.share is not None:
             self._read_share_out()  # before the state is loaded, because a new epoch may interrupt this call
         if self._shard.of_main:
-            # The saved state contains the `prefetch` pipes that read ahead in the main process of the saved run, so the
-            # graph needs these pipes, too.
-            for _ in entries[len(Graph(self.datapipe)) :]:
-                self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()
+            self.datapipe, entries = fitted(self.datapipe, entries)
             self._search_anew()
-        load_entries(self.datapipe, entries)
+        if saved.entries is not None:
+            load_entries(self.datapipe, entries)
         if saved.filled is not None and cached is not None:
             self._caches.put_back(saved.filled, cached, strict)
         # before `_iterate` starts threads, which draw random numbers

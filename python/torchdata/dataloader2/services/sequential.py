@@ -13,10 +13,12 @@ from torchdata._plain_pickles import from_plain, loads_plain, to_plain
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.services.interface import (
+    AskRank,
     CheckpointableReadingServiceInterface,
     IterResetFn,
     RankInEpoch,
     ReadingServiceInterface,
+    Resumed,
     Shares,
     contract_of,
 )
@@ -25,13 +27,13 @@ from torchdata.dataloader2.state.layout import READING_SERVICE_STATE_KEY_NAME
 
 if TYPE_CHECKING:
     from torchdata.dataloader2.random.seed_generator import SeedGenerator
-    from torchdata.dataloader2.state.position import Shard
 
 
 def holds_nothing(serialized_state: Any) -> bool:
-    """Returns whether `serialized_state`, a state of a `SequentialReadingService`, contains no state of any service."""
+    """Returns whether `serialized_state` is empty, or a state of a `SequentialReadingService` that contains no state of
+    any service."""
     try:
-        return not any(_states_in(serialized_state))
+        return not serialized_state or all(map(holds_nothing, _states_in(serialized_state)))
     except ValueError:
         return False  # this state was not saved by a `SequentialReadingService`
 
@@ -40,6 +42,8 @@ def _states_in(serialized_state: Any) -> list[Any]:
     """`_states_in` accepts states of this version and of torchdata 0.9. Raises ValueError for a damaged state, and for
     a state of another service.
     """
+    if not isinstance(serialized_state, bytes):
+        raise damaged(READING_SERVICE_STATE_KEY_NAME, f"it is of type {type(serialized_state).__name__}")
     if is_sealed(serialized_state):
         saved = unseal(serialized_state, "the state of the reading services")
         states = from_plain(saved, "a reading service").get("states") if isinstance(saved, dict) else None
@@ -131,7 +135,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             ValueError: the state was saved with another number or kind of services, or is damaged.
         """
         states = _states_in(serialized_state)
-        if len(states) != len(self.reading_services) and not any(states):
+        if len(states) != len(self.reading_services) and all(map(holds_nothing, states)):
             return self.initialize(datapipe)  # no service had a state
         if len(states) != len(self.reading_services):
             raise ValueError(
@@ -149,12 +153,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     def _contracts(self) -> list[ReadingServiceInterface]:
         return list(map(contract_of, self.reading_services))
 
-    def before_initialize(
-        self,
-        full_stats: bool,
-        resumed: Callable[[], Sequence[Shard] | None],
-        ranks: Callable[[], RankInEpoch | None],
-    ) -> None:
+    def before_initialize(self, full_stats: bool, resumed: Resumed, ranks: AskRank) -> None:
         for service in self._contracts:
             service.before_initialize(full_stats, resumed, ranks)
 

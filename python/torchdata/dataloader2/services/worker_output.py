@@ -34,7 +34,7 @@ class WorkerOutput(IterDataPipe[Any]):
             a snapshot at the beginning of every epoch except the first.
         lasts_in_workers: the names of pipes in the workers that keep state between epochs.
         lasts_dealt: the names of pipes in the dispatching process that keep state between epochs.
-        shards: the shards of a resumed epoch that began with another number of workers; otherwise None.
+        shards: the shards that the processes run.
         divides_anew: whether the shards change at the next epoch.
     """
 
@@ -49,12 +49,12 @@ class WorkerOutput(IterDataPipe[Any]):
         in_order: bool = True,
         lasts_in_workers: Sequence[str] = (),
         lasts_dealt: Sequence[str] = (),
-        shards: Sequence[Shard] | None = None,
+        shards: Sequence[Shard] = (),
         pipes: int = 0,
         divides_anew: bool = False,
     ) -> None:
         self.pipes_in_workers = pipes
-        self.shards_begun, self.divides_anew = shards, divides_anew
+        self.shards, self.divides_anew = shards, divides_anew
         self.run = WorkersEpoch(children, iter(()))
         self.lasts, self.may_count = lasts, may_count
         self.in_order = in_order
@@ -83,20 +83,16 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def repeats_order(self) -> bool:
-        return self.in_order or min(self._children.num_workers, self.num_shards) <= 1
+        return self.in_order or min(self._children.num_workers, len(self.shards)) <= 1
 
-    def adopt(self, children: Children | LocalShards, shards: Sequence[Shard] | None) -> None:
+    def adopt(self, children: Children | LocalShards, shards: Sequence[Shard]) -> None:
         """Replaces the processes by `children`, which run the given shards from the next epoch on."""
-        self.shards_begun, self.divides_anew = shards, False
+        self.shards, self.divides_anew = shards, False
         self.run = WorkersEpoch(children, iter(()))
         children.collector.follow(self._delivery)
 
-    @property
-    def num_shards(self) -> int:
-        return self._children.num_shards
-
     def _number_of_shares(self) -> int:
-        return self.num_shards
+        return len(self.shards)
 
     @property
     def dispatches(self) -> bool:
@@ -107,7 +103,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
         Raises ValueError if the saved epoch differs in the number of shards or in the use of a dispatching process.
         """
-        if len(position.shards) != self._children.num_shards:
+        if len(position.shards) != len(self.shards):
             raise ValueError("this state is from an epoch with another number of shards: save a state between epochs")
         resumptions(position, self._children.dispatches, strict)
         self._resume_at = position if strict else unverified(position), strict
@@ -124,7 +120,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self._resume_at = None
         self._passes += 1
         # The callback does not refer to the children, because such a reference would prevent them from being freed.
-        resume = partial(_resume, children.dispatches, self.in_order, strict)
+        resume = partial(_resume, children.dispatches, strict)
         left, announced = None, self.may_count and self._passes > 1
         if position is not None:
             self.want_large_snapshots()  # a user who has loaded a state will probably save states, too
@@ -159,7 +155,7 @@ class WorkerOutput(IterDataPipe[Any]):
         if found is None:
             return None
         self.unsaved = why_unsaved(found)
-        return position_of(found, run.children.dispatches, self.in_order)
+        return position_of(found, run.children.dispatches)
 
     @property
     def shares(self) -> list[int] | None:
@@ -231,6 +227,6 @@ class WorkerOutput(IterDataPipe[Any]):
         raise TypeError("the output of running worker processes can be neither pickled nor copied")
 
 
-def _resume(dispatches: bool, in_order: bool, strict: bool, received: Received) -> list[Resumption | None]:
+def _resume(dispatches: bool, strict: bool, received: Received) -> list[Resumption | None]:
     positions, dealt = received
-    return resumptions(position_of((positions, 0, dealt), dispatches, in_order), dispatches, strict)
+    return resumptions(position_of((positions, 0, dealt), dispatches), dispatches, strict)

@@ -9,7 +9,7 @@ forged. Checksums detect damage, but do not prove who wrote a state.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import astuple
 from types import NoneType
@@ -25,7 +25,6 @@ from torchdata.dataloader2.state.position import (
     LoaderState,
     Outline,
     Position,
-    Processes,
     Randomness,
     SavedRanks,
     Shard,
@@ -49,10 +48,11 @@ _RANKS = "ranks"
 
 #: The version of the layout that this module writes. States of torchdata 0.9 do not contain a version, and have only
 #: the keys `serialized_datapipe`, `reading_service_state` and `randomness_state`.
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 _REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
 _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
+_ALL = (*_REQUIRED, RANDOMNESS_STATE_KEY_NAME, _VERSION, _POSITION)
 
 _MOST = 1 << 46
 _MOST_SHARDS = 1 << 20
@@ -64,11 +64,16 @@ _FEW = 100
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
+_OF_WORKERS = ("workers", "turn", "dispatches", "dispatching")
 
 _ATOMS = frozenset({NoneType, bool, int, float, str})
 
 #: A checksum covers only values of these types, because the `repr` of other values may differ between processes.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
+
+
+def _crc(data: bytes) -> bytes:
+    return b"%d %d" % (len(data), zlib.crc32(data))
 
 
 def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
@@ -102,8 +107,6 @@ def _dump_position(position: Position) -> dict[str, Any]:
     }
     if position.seconds is not None:
         plain["seconds"] = position.seconds
-    if position.processes is not None:
-        plain["processes"] = list(position.processes)
     if position.shards is not None:
         plain["shards"] = [list(astuple(shard)) for shard in position.shards]
     if position.own_seeds is not None:
@@ -118,7 +121,6 @@ def _dump_workers(workers: WorkersPosition) -> dict[str, Any]:
         "turn": workers.turn,
         "dispatches": workers.dispatches,
         "dispatching": workers.dispatching,
-        "in_order": workers.in_order,
         "workers": [{"given": given, "snapshot": snapshot} for given, snapshot in workers.shards],
     }
 
@@ -126,30 +128,25 @@ def _dump_workers(workers: WorkersPosition) -> dict[str, Any]:
 def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[str, int]:
     """Returns the checksums of a state's fields. `of_datapipe` is the checksum of the pickled pipe, if it was already
     computed."""
-    found = {}
-    for field in (_POSITION, _PIPELINE, _RANKS):
-        if field in state:
-            found[field] = zlib.crc32(_outline(state[field]).encode())
+    found = {field: checksum_of(state[field], seal_of) for field in (_POSITION, _PIPELINE, _RANKS) if field in state}
     for field in (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME, RANDOMNESS_STATE_KEY_NAME):
+        value = state.get(field)
         if of_datapipe is not None and field == SERIALIZED_DATAPIPE_KEY_NAME:
             found[field] = of_datapipe
-            continue
-        value = state.get(field)
-        parts = value if isinstance(value, (tuple, list)) else (value,)
-        if _SUMMED.issuperset(map(type, parts)):
-            found[field] = _checksum(parts)
+        elif _SUMMED.issuperset(map(type, value if isinstance(value, (tuple, list)) else (value,))):
+            found[field] = checksum_of(value)
     return found
 
 
-def _outline(value: Any) -> str:
-    """Converts `value` to a text for computing a checksum. Snapshots are represented by their headers, which contain
+def checksum_of(value: Any, of_bytes: Callable[[bytes], bytes] = _crc) -> int:
+    """Returns a checksum of a nested value. `of_bytes` is `seal_of` for sealed snapshots, whose headers contain
     checksums of the snapshots."""
     words: list[str] = []
-    _add_words(value, words)
-    return "".join(words)
+    _add_words(value, words, of_bytes)
+    return zlib.crc32("".join(words).encode())
 
 
-def _add_words(value: Any, words: list[str]) -> None:
+def _add_words(value: Any, words: list[str], of_bytes: Callable[[bytes], bytes]) -> None:
     """Appends the text of `value`. For speed, members of basic types are converted without a recursive call."""
     if isinstance(value, (list, tuple)):
         words.append(f"[{len(value)}]")
@@ -157,31 +154,16 @@ def _add_words(value: Any, words: list[str]) -> None:
             if type(part) in _ATOMS:
                 words.append(f"{part!r};")
             else:
-                _add_words(part, words)
+                _add_words(part, words, of_bytes)
     elif isinstance(value, dict):
         for name, part in value.items():
             if type(part) in _ATOMS:
                 words.append(f"{name}:{part!r};")
             else:
                 words.append(f"{name}:")
-                _add_words(part, words)
-    elif isinstance(value, bytes):
-        words.append(seal_of(value).hex())
+                _add_words(part, words, of_bytes)
     else:
-        words.append(f"{value!r};")
-
-
-def checksum_of(data: bytes) -> int:
-    return _checksum((data,))
-
-
-def _checksum(parts: Iterable[Any]) -> int:
-    """Returns a checksum of the parts, including their types and lengths."""
-    crc = 0
-    for part in parts:
-        data = part if isinstance(part, bytes) else repr(part).encode()
-        crc = zlib.crc32(data, zlib.crc32(f"{type(part).__name__} {len(data)} ".encode(), crc))
-    return crc
+        words.append(of_bytes(value).hex() if isinstance(value, bytes) else f"{value!r};")
 
 
 def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
@@ -192,7 +174,8 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
     """
     if not isinstance(state, Mapping):
         raise TypeError(f"a loader's state is the dictionary that state_dict() returned, but got {state!r}")
-    missing = [k for k in _REQUIRED if k not in state]
+    is_of_0_9 = state.keys().isdisjoint(_NEW)
+    missing = [k for k in (_REQUIRED if is_of_0_9 else _ALL) if k not in state]
     if missing:
         within = [key for key, value in state.items() if isinstance(value, Mapping) and set(_REQUIRED) <= value.keys()]
         advice = f"; load the part of it that is one: load_state_dict(state[{within[0]!r}])" if within else ""
@@ -207,7 +190,6 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
             "the release that saved it"
         )
     plain, of_service = state.get(_POSITION), state[READING_SERVICE_STATE_KEY_NAME]
-    is_of_0_9 = state.keys().isdisjoint(_NEW)
     with _naming(_POSITION):
         position = None if plain is None else _position(plain)
     with _naming(_PIPELINE):
@@ -245,8 +227,10 @@ def _naming(field: str) -> Iterator[None]:
         yield
     except UntrustedPickleError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except ValueError as error:
         raise damaged(field, str(error)) from None
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        raise damaged(field, f"reading it fails with {type(error).__name__}: {error}") from None
     except RecursionError:
         raise damaged(field, "it is nested deeper than any state") from None
 
@@ -310,53 +294,39 @@ def _position(plain: Any) -> Position:
         sealed = plain.get(name, b"")
         if sealed is not None and type(sealed) is not bytes:
             raise ValueError(f"its {name!r} is not a snapshot")
-    if "workers" not in plain:
-        raise ValueError("it lacks 'workers'")
     workers = None if plain["workers"] is None else _workers(plain["workers"])
     without_held = None if plain.get("without_held") is None else _workers(plain["without_held"])
+    shards = _shards(plain["shards"]) if "shards" in plain else None
+    if plain["in_main"] and shards is not None:
+        raise ValueError("it is of the main process, and of workers")
     for each in workers, without_held:
-        processes = _processes(plain.get("processes"), each)
-    shards = None if processes is None or plain.get("shards") is None else _shards(plain["shards"], processes.shards)
+        if each is not None and (shards is None or len(each.shards) != len(shards)):
+            raise ValueError(f"it has positions of {len(each.shards)} shards, but its shards are {shards!r}")
+    if plain["graph"] is None and workers is None and not plain["ended"] and plain["drop"] != plain["given"]:
+        raise ValueError(f"it has no snapshot, and drops only {plain['drop']} of {plain['given']} items")
     fields: dict[str, Any] = {name: plain.get(name) for name in _KINDS}
-    return Position(**fields, workers=workers, processes=processes, shards=shards, without_held=without_held)
+    return Position(**fields, workers=workers, shards=shards, without_held=without_held)
 
 
-def _processes(processes: Any, workers: WorkersPosition | None) -> Processes | None:
-    if processes is None and workers is None:
-        return None
-    if not isinstance(processes, (list, tuple)) or tuple(map(type, processes)) != (int, bool, bool):
-        raise ValueError(f"its processes are {processes!r}")
-    found = Processes(*processes)
-    if not 0 < found.shards < _MOST_SHARDS or (workers is not None and len(workers.shards) != found.shards):
-        raise ValueError(f"it is not of {found.shards} workers")
-    return found
-
-
-def _shards(shards: Any, count: int) -> list[Shard]:
-    if not isinstance(shards, list) or len(shards) != count:
+def _shards(shards: Any) -> list[Shard]:
+    if not isinstance(shards, list) or not 0 < len(shards) < _MOST_SHARDS:
         raise ValueError(f"its shards are {shards!r}")
     for shard in shards:
         fits = isinstance(shard, list) and tuple(map(type, shard)) == (int, int, int, int, bool, bool, bool)
-        if not fits or not (0 <= shard[0] < shard[1] < _MOST and 0 <= shard[2] < shard[3] < _MOST):
+        if not fits or not (0 <= shard[0] < shard[1] < _MOST_SHARDS and 0 <= shard[2] < shard[3] < _MOST_SHARDS):
             raise ValueError(f"one of its shards is {shard!r}")
     return [Shard(*shard) for shard in shards]
 
 
 def _workers(plain: Any) -> WorkersPosition:
-    try:
-        workers = plain["workers"]
-        if not isinstance(workers, list) or not workers:
-            raise ValueError("it has no workers")
-        shards = [_shard_position(worker, f"worker {number}") for number, worker in enumerate(workers)]
-        dealt = None if plain["dispatching"] is None else _dealt(plain["dispatching"], len(workers))
-        if "owners" in plain:
-            raise ValueError("its items were not dispatched in turn")
-        turn, *flags = plain["turn"], plain["dispatches"], plain["in_order"]
-        if type(turn) is not int or not 0 <= turn < len(workers) or set(map(type, flags)) != {bool}:
-            raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {flags!r}")
-        return WorkersPosition(shards, turn, flags[0], dealt, flags[1])
-    except (TypeError, KeyError, ValueError, IndexError) as error:
-        raise ValueError(f"its data about the workers is inconsistent: {error}") from None
+    workers, turn, dispatches, dispatching = (plain[name] for name in _OF_WORKERS)
+    if not isinstance(workers, list) or not workers:
+        raise ValueError("its data has no workers")
+    shards = [_shard_position(worker, f"worker {number}") for number, worker in enumerate(workers)]
+    dealt = None if dispatching is None else _dealt(dispatching, len(workers))
+    if type(turn) is not int or not 0 <= turn < len(workers) or type(dispatches) is not bool:
+        raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {dispatches!r}")
+    return WorkersPosition(shards, turn, dispatches, dealt)
 
 
 def _shard_position(worker: Any, whose: str) -> ShardPosition:

@@ -59,17 +59,6 @@ class WorkersPosition(NamedTuple):
     turn: int
     dispatches: bool
     dispatching: KeptDealt | None
-    in_order: bool
-
-
-class Processes(NamedTuple):
-    """The number of shards, whether there was a dispatching process, and whether items were taken from the shards in
-    turn.
-    """
-
-    shards: int
-    dispatches: bool
-    in_order: bool
 
 
 class Position(NamedTuple):
@@ -82,8 +71,7 @@ class Position(NamedTuple):
         generators: the states of the global generators, if the main process runs functions of the user.
         beginning: the global generators' states at the epoch's start, if resuming recomputes the epoch.
         seconds: the duration of the epoch up to the saved position.
-        processes: the shards and processes of the epoch; None without workers.
-        shards: the shards of an epoch that began with another number of workers or ranks.
+        shards: the shards of the epoch; None if the epoch runs in the main process.
         own_seeds: whether the pipes, instead of the loader, drew the epoch's seeds; None with workers.
         without_held: the positions of the shards without the items that the main process's pipes hold, for a resume
             with other ranks; None if these positions are unknown, or equal to `workers`.
@@ -99,7 +87,6 @@ class Position(NamedTuple):
     workers: WorkersPosition | None = None
     in_main: bool = True
     seconds: float | None = None
-    processes: Processes | None = None
     shards: Sequence[Shard] | None = None
     own_seeds: bool | None = None
     without_held: WorkersPosition | None = None
@@ -108,11 +95,7 @@ class Position(NamedTuple):
     @property
     def all_shards(self) -> Sequence[Shard]:
         """The shards; a rank takes items from the shards in the order of this list."""
-        if self.shards is not None:
-            return self.shards
-        if self.in_main or self.processes is None:
-            return [Shard(0, 1, of_main=True)]
-        return [Shard(worker, self.processes.shards) for worker in range(self.processes.shards)]
+        return self.shards or [Shard(0, 1, of_main=True)]
 
     def at(self, given: int, **known: Any) -> Position:
         """Returns this snapshot's position after `given` items of the epoch. Requires that `drop` is 0."""

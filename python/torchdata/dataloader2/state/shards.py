@@ -6,14 +6,21 @@ the ranks, and each rank distributes its shards among its workers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import dropwhile, takewhile
+from typing import Any
 
+from torchdata._engine.snapshots import seal
+from torchdata._plain_pickles import from_plain, to_plain
 from torchdata.dataloader2.state.layout import sealed
-from torchdata.dataloader2.state.position import Content, Position, Processes, Shard, ShardPosition, WorkersPosition
-from torchdata.datapipes._pipe.state.layout import PipeEntry
+from torchdata.dataloader2.state.position import Content, Position, Shard, ShardPosition, WorkersPosition
+from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.state.iteration import name_of
+from torchdata.datapipes._pipe.state.layout import PipeEntry, explaining_damage
+from torchdata.datapipes.state import beginning_entries
 
-#: The classes of the pipes that an in-process service and a distributed service append, which read ahead.
-AHEAD, SYNC = "Prefetcher", "FullSync"
+#: The classes of the pipes that reading services append to a graph. These pipes read ahead.
+_APPENDED = frozenset({"Prefetcher", "FullSync"})
 
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
@@ -46,8 +53,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
         graph=None,
         generators=None,
         without_held=None,
-        workers=WorkersPosition([entry for _, (_, entry) in own], turn, False, None, first.in_order),
-        processes=Processes(len(own), False, first.in_order),
+        workers=WorkersPosition([entry for _, (_, entry) in own], turn, False, None),
         shards=[shard for _, (shard, _) in own],
     )
 
@@ -58,6 +64,12 @@ def _without_held(position: Position) -> WorkersPosition:
     Raises ValueError if these positions are unknown.
     """
     workers = position.workers if position.graph is None and not position.drop else position.without_held
+    if workers is None and position.ended:
+        raise ValueError(
+            "this state was saved between two epochs with another number of ranks, and pipes in the main process keep "
+            "a state from epoch to epoch, which belongs to one rank. Load it with the same number of ranks, or move "
+            "these pipes before the first pipe of the main process"
+        )
     if workers is None:
         raise cannot_move()
     return workers
@@ -96,10 +108,9 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
         if generators is None:
             raise ValueError("the generators of this loader state are missing")
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
-        # If the reading service has appended a `Prefetcher` or `FullSync` to the graph, the shard runs this pipe, too,
-        # and yields the items that were in the pipe's queue.
-        while others and others[0].type in ((AHEAD, SYNC) if alone else (AHEAD,)):
-            own, others = [*own, others[0]._replace(type=AHEAD)], others[1:]
+        # The shard yields the items that were in the queues of the pipes that the reading service had appended.
+        while others and others[0].type in _APPENDED:
+            own, others = [*own, others[0]], others[1:]
         given = position.given - position.drop
         read = own[-1].yielded if others else given
         content = sealed(Content(own, generators, read_out=position.ended))
@@ -110,14 +121,66 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
         if others and not alone:
             output = PipeEntry("WorkerOutput", restores=True, yielded=read, finished=position.ended, state={})
             graph = [output, *others]
+    elif position.beginning is not None:  # functions may draw random numbers when the epoch is recomputed
+        snapshot = ((0, 0), 1, (0, 0), seal(position.beginning))
     shard = ShardPosition((position.given if alone and not position.ended else read, 0), snapshot)
     return position._replace(
-        drop=0 if alone else position.drop if snapshot is not None else position.given,
+        drop=0 if alone else position.drop,
         graph=graph,
         generators=None,
         beginning=None,
         in_main=False,
-        workers=WorkersPosition([shard], 0, False, None, in_order=True),
-        processes=Processes(1, False, True),
+        workers=WorkersPosition([shard], 0, False, None),
         shards=[Shard(0, 1, of_main=True)],
     )
+
+
+def in_main(position: Position, graph: Graph) -> Position:
+    """Converts a position between two epochs, which was saved with workers, for a graph that runs in the main process.
+    The pipes that ran in the workers begin a new iteration."""
+    _, *own = position.graph or ()
+    after = len(_user_pipes([entry.type for entry in own]))
+    in_workers = len(_user_pipes([*map(name_of, graph)])) - after
+    return position._replace(in_main=True, graph=[*beginning_entries(graph)[:in_workers], *own])
+
+
+def _user_pipes(names: list[str]) -> list[str]:
+    """Returns the names of pipes, last pipe first, without the pipes that reading services may have appended."""
+    return [*dropwhile(_APPENDED.__contains__, reversed(names))]
+
+
+def fitted(datapipe: Any, entries: Sequence[PipeEntry]) -> tuple[Any, Sequence[PipeEntry]]:
+    """Returns the last pipe of a graph and the saved states of its pipes, also if the saved run's reading service had
+    appended other pipes to the graph.
+
+    The first appended pipe of this graph yields the items that the saved run's appended pipes held. If no pipe is
+    appended to this graph, a `prefetch` yields the held items.
+    """
+    names = [*map(name_of, Graph(datapipe))]
+    equal = [*takewhile(lambda pair: pair[0] == pair[1].type, zip(names, entries, strict=False))]
+    own, saved = names[len(equal) :], entries[len(equal) :]
+    is_replayed = any(entry.generators is not None for entry in entries)
+    if is_replayed and not own and all(entry.type == "Prefetcher" for entry in saved):
+        for _ in saved:  # a replay needs the same threads, because functions draw random numbers in them
+            datapipe = datapipe.prefetch()
+        return datapipe, entries
+    if is_replayed or not _APPENDED.issuperset([*own, *(entry.type for entry in saved)]):
+        return datapipe, entries  # `load_entries` raises an error if the pipes differ
+    held: list[Any] = []
+    error = None
+    for entry in reversed(saved):  # the last pipe held the next items
+        if error is None and entry.state:
+            with explaining_damage(entry.type):
+                state = from_plain(entry.state, entry.type)
+                held, error = [*held, *state["items"]], state["error"]
+    if not own and (held or error is not None):
+        datapipe, own = datapipe.prefetch(), ["Prefetcher"]
+    end, found = entries[-1], [*entries[: len(equal)]]
+    if end.finished and not own:
+        last = found[-1]
+        found[-1] = last._replace(restores=True, yielded=end.yielded, finished=True, state=last.state or {})
+    for name in own:
+        state = to_plain({"items": held, "error": error}, name)
+        found.append(PipeEntry(name, end.restores, end.yielded, end.finished, state if end.restores else None))
+        held, error = [], None
+    return datapipe, found

@@ -21,12 +21,12 @@ _ALL = 1 << 62
 _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 
-def position_of(found: tuple[Any, int, Any], dispatches: bool, in_order: bool) -> WorkersPosition:
+def position_of(found: tuple[Any, int, Any], dispatches: bool) -> WorkersPosition:
     positions, turn, dealt = found
     shards = [
         ShardPosition(given, None if snapshot and reason_in(snapshot[3]) else snapshot) for given, snapshot in positions
     ]
-    return WorkersPosition(shards, turn, dispatches, None if dealt and reason_in(dealt[2]) else dealt, in_order)
+    return WorkersPosition(shards, turn, dispatches, None if dealt and reason_in(dealt[2]) else dealt)
 
 
 def why_unsaved(found: tuple[Any, int, Any]) -> str | None:

@@ -229,7 +229,7 @@ class Run:
                 self.loader.seed(77)
                 iter(self.loader)
             begin(99)
-            if not self._is_cut_off(lambda: self.loader.load_state_dict(state)):
+            if self._is_cut_off(lambda: self.loader.load_state_dict(state)):
                 self.loader.shutdown()
                 self.loader = life.made(self.workers)
                 self.loader.load_state_dict(state)
@@ -239,7 +239,7 @@ class Run:
             self.begin()
 
     def begin(self) -> None:
-        if self._is_cut_off(self._set_iterator):
+        if not self._is_cut_off(self._set_iterator):
             return
         if self.life.draws_in_main:
             raise Skipped("generators were drawn from")  # The interrupted attempt has already drawn its random numbers.
@@ -267,23 +267,21 @@ class Run:
             raise Differs("an iterator went on after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
-        """Calls `function`, sometimes presses Ctrl-C during the call, and returns whether `function` has returned."""
-        if not self.life.presses or threading.current_thread() is not threading.main_thread():
+        """Calls `function`, sometimes presses Ctrl-C during the call, and returns whether Ctrl-C has interrupted it."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if not self.life.presses or not is_main or self.dice.random() < 0.8:
             function()
-            return True
-        if self.dice.random() < 0.8:
-            function()
-            return True
+            return False
         with alarm(None):
             try:
                 signal.signal(signal.SIGALRM, press)
                 signal.setitimer(signal.ITIMER_REAL, self.dice.choice([1e-5, 1e-4, 1e-3, 5e-3]))
                 function()
                 signal.setitimer(signal.ITIMER_REAL, 0)
-                return True
+                return False
             except KeyboardInterrupt:
                 self.did.append("cut off")
-                return False
+                return True
 
     def _leave_loader(self) -> None:
         if self.dice.random() < 0.8:

@@ -155,6 +155,12 @@ class RandomState(DeclaredState):
     def load(self, datapipe: Any, value: Any) -> None:
         getattr(datapipe, self.name).setstate(value)
 
+    def check(self, value: Any) -> None:
+        try:
+            random.Random().setstate(value)
+        except ValueError as error:
+            raise TypeError(f"{self.key} is not the state of a random generator") from error
+
 
 def declare(cls: Any) -> tuple[DeclaredState, ...]:
     """Returns the declarations of a class, and replaces each declaration by the initial value of the attribute."""

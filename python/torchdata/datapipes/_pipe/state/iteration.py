@@ -493,7 +493,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
         # An iterable-style pipe without `reset` cannot discard a loaded state, so its state is loaded only when the
         # iteration resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
-            _take_state(pipe, pipe.load_state_dict, state)
+            _take_state(pipe, pipe.load_state_dict, state, is_whole=not entry.finished)
     elif hasattr(type(pipe), "iteration_state"):
         _take_state(pipe, pipe._load_lasting_state, state or {})
     elif resumes_without_reset(pipe):
@@ -507,7 +507,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     record.loaded, record.given = entry, pending_seed(pipe) if entry.given is None else entry.given[0]
 
 
-def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
+def _take_state(pipe: Any, take: Callable[[Any], object], state: Any, *, is_whole: bool = False) -> None:
     if not type(pipe).__module__.startswith("torchdata."):
         take(state)
         return
@@ -516,4 +516,6 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
         for each in pipe._declared:
             if each.saved and each.key in state:
                 each.check(state[each.key])
+            elif each.saved and is_whole and type(pipe)._derives_state:
+                raise LookupError(f"{each.key} is missing")
         take(state)

@@ -222,7 +222,7 @@ def check_generators(state: Any, allow_pickle: bool = True) -> None:
         raise ValueError("its global generators are not valid")
     _check_random(state["random"])
     numpy, torch, awaited = state.get("numpy"), state.get("torch", b""), state.get("awaited", {})
-    if numpy is not None and not isinstance(numpy, dict):
+    if "numpy" in state and not isinstance(numpy, dict):
         _check_numpy(numpy)
     if not allow_pickle:
         refuse_pickled(numpy, "NumPy's global generator")

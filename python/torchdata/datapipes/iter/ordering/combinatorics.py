@@ -93,6 +93,8 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
     def _shuffled(self, source: Iterator[T_co]) -> Iterator[T_co]:
         # The loops below draw the same numbers as `random.Random.randint`, but with fewer Python calls.
         buffer, size, getrandbits = self._buffer, self.buffer_size, self._rng.getrandbits
+        if len(buffer) > size:
+            raise ValueError(f"Shuffler: the loaded state has {len(buffer)} items, more than buffer_size={size}")
         buffer.extend(islice(source, size - len(buffer)))
         if len(buffer) == size:
             width = size.bit_length()

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
 from operator import call
+from types import NoneType
 from typing import Any, ClassVar
 
 from torchdata._native import ReadAheadHold
@@ -302,8 +303,11 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return {"items": list(items), "error": error}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        items, error = state_dict["items"], state_dict["error"]
+        if not isinstance(items, list) or not isinstance(error, (BaseException, NoneType)):
+            raise TypeError(f"items are of type {type(items).__name__}, and the error is {error!r}")
         self._end_thread()
-        self._restored = (list(state_dict["items"]), state_dict["error"])
+        self._restored = [*items], error
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
         self._end_thread()  # a running thread would draw from the generators whose states are loaded next
