@@ -10,7 +10,7 @@ fn pauses(factor: f64, took: &[u64]) -> Vec<u128> {
     let mut cadence = Cadence::new(Duration::from_millis(10), factor);
     let pause = |&micros: &u64| {
         let began = Instant::now();
-        cadence.made(began, began + Duration::from_micros(micros)).as_micros()
+        cadence.made(Some(began), began + Duration::from_micros(micros), Duration::ZERO).as_micros()
     };
     took.iter().map(pause).collect()
 }
@@ -18,19 +18,23 @@ fn pauses(factor: f64, took: &[u64]) -> Vec<u128> {
 #[test]
 fn a_pause_is_a_multiple_of_the_shortest_of_the_last_three_snapshots() {
     assert_eq!(pauses(100.0, &[2000, 1000, 200, 900, 800, 700])[2..], [20_000, 20_000, 20_000, 70_000]);
+    assert_eq!(pauses(100.0, &[20_000; 3])[2], 100 * (1000 + 5 * 19_000), "time beyond 1 ms counts five times");
 }
 
 #[test]
 fn the_first_two_pauses_are_short_and_no_pause_is_shorter_than_the_minimum() {
     assert_eq!(pauses(100.0, &[20_000, 9000, 200, 20]), [40_000, 18_000, 20_000, 10_000]);
-}
-
-#[test]
-fn time_beyond_the_first_millisecond_counts_five_times() {
-    assert_eq!(pauses(100.0, &[20_000; 3])[2], 100 * (1000 + 5 * 19_000));
-}
-
-#[test]
-fn with_factor_zero_even_a_long_snapshot_is_followed_by_the_minimum() {
     assert_eq!(pauses(0.0, &[1_000_000; 3]), [10_000; 3]);
+}
+
+#[test]
+fn waiting_for_the_reader_shortens_a_pause_but_not_below_the_minimum() {
+    for (waited, passed, is_due) in [(0, 30, false), (10, 30, true), (1000, 5, false), (1000, 15, true)] {
+        let mut cadence = Cadence::new(Duration::from_millis(10), 1000.0);
+        let began = Instant::now() - Duration::from_millis(passed) - Duration::from_micros(60);
+        (0..3).for_each(|_| _ = cadence.made(Some(began), began + Duration::from_micros(60), Duration::ZERO));
+        assert_eq!(cadence.is_due(Some(Duration::from_millis(waited))), is_due, "{waited} {passed}");
+        cadence.made(None, Instant::now(), Duration::ZERO);
+        assert!(!cadence.is_due(Some(Duration::from_millis(waited))), "a thread was busy");
+    }
 }

@@ -21,6 +21,8 @@ from torchdata._plain_pickles import loads_plain
 #: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
 #: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100. If
 #: a snapshot takes more than a millisecond, the time beyond a millisecond is multiplied by five in c (`Cadence`).
+#: A process that is about to wait for its reader may take an early snapshot. Time that was spent waiting for the reader
+#: counts five times as part of the pause before an early snapshot, so that a resumed process recomputes few items.
 SECONDS, FACTOR = 0.005, 50.0
 #: In the formula for the pause between snapshots, n is the number of processes, but at least FEWEST and at most MOST.
 #: The pause after a snapshot grows with the number of processes, because a main process that takes items in strict
@@ -34,6 +36,9 @@ BUDGET, COPIES = 64 << 20, 2
 
 #: A number of items, and the rolling checksum of these items.
 Account = tuple[int, int]
+#: A snapshot that a process has just taken: the number of its iteration over the dispatched items, the `Account` of
+#: this iteration, and the snapshot's bytes.
+Taken = tuple[int, Account, bytes]
 #: A worker's snapshot: the `Account` of the sent items, the position in the dispatched items (the number of the
 #: iteration, and its `Account`), and the snapshot's bytes.
 Kept = tuple[Account, int, Account, bytes]

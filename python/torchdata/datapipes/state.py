@@ -74,11 +74,13 @@ __all__ = [
 ]
 
 
-def standing_still(pipes: list[Any]) -> AbstractContextManager[object]:
+def standing_still(pipes: list[Any], patience: float | None = None) -> AbstractContextManager[object]:
     """Returns a context within which the read-ahead threads of pipes are paused.
 
     Args:
         pipes: the pipes of a graph, with sources before their readers.
+        patience: the maximum number of seconds to wait for a thread that is computing an item; None (the default) for
+            the `patience` of each pipe.
 
     Raises:
         TimeoutError: when the context is entered, a thread is busy with one item for too long.
@@ -95,16 +97,16 @@ def standing_still(pipes: list[Any]) -> AbstractContextManager[object]:
         (0, [1, 2])
     """
     threaded = [pipe for pipe in pipes if type(hooks_of(pipe)).standing_still is not PipeHooks.standing_still]
-    return _all_still(threaded) if threaded else nullcontext()
+    return _all_still(threaded, patience) if threaded else nullcontext()
 
 
 @contextmanager
-def _all_still(pipes: list[Any]) -> Iterator[None]:
+def _all_still(pipes: list[Any], patience: float | None) -> Iterator[None]:
     with ExitStack() as stack:
         # Each pipe is paused before its sources. If a source were paused before its reader, the reader's thread would
         # wait for an item of this source, and could not be paused.
         for pipe in reversed(pipes):
-            stack.enter_context(pipe.standing_still())
+            stack.enter_context(pipe.standing_still(patience))
         yield
 
 

@@ -14,7 +14,9 @@ pub struct Cadence {
     most_often: Duration,
     factor: f64,
     took: [f64; 3],
-    due: Instant,
+    last: Instant,
+    pause: Duration,
+    waited: Duration,
     clock: SampledClock,
 }
 
@@ -30,27 +32,42 @@ const EARLY: f64 = 0.02;
 const CHEAP: f64 = 0.001;
 const DEAR: f64 = 4.0;
 
+/// Each second of waiting for the reader shortens the pause before an early snapshot by this number of seconds.
+const IDLE: u32 = 4;
+
 impl Cadence {
     /// If `most_often` is zero, a snapshot is due after each item.
     pub fn new(most_often: Duration, factor: f64) -> Self {
         let longest = if most_often.is_zero() { 1 } else { LONGEST_STEP };
         let clock = SampledClock::new(1, longest, NEAR);
-        Self { most_often, factor, took: [f64::INFINITY; 3], due: Instant::now() + most_often, clock }
+        let (last, waited) = (Instant::now(), Duration::ZERO);
+        Self { most_often, factor, took: [f64::INFINITY; 3], last, pause: most_often, waited, clock }
     }
 
+    /// # Arguments
+    /// * `waited` - if the process is about to wait for its reader, so that an early snapshot delays no item, the total
+    ///   time that the process has waited for its reader; otherwise None.
     #[inline]
-    pub fn is_due(&mut self) -> bool {
-        self.clock.sample().is_some_and(|now| now >= self.due)
+    pub fn is_due(&mut self, waited: Option<Duration>) -> bool {
+        let Some(waited) = waited else { return self.clock.sample().is_some_and(|now| now - self.last >= self.pause) };
+        let passed = self.last.elapsed();
+        passed >= self.most_often && passed + waited.saturating_sub(self.waited) * IDLE >= self.pause
     }
 
-    pub fn made(&mut self, began: Instant, now: Instant) -> Duration {
+    /// Returns the pause until the next snapshot. If an early snapshot could not be taken, `began` is None, and no
+    /// early snapshot follows until the next snapshot.
+    pub fn made(&mut self, began: Option<Instant>, now: Instant, waited: Duration) -> Duration {
+        let Some(began) = began else {
+            self.waited = Duration::MAX;
+            return self.pause;
+        };
         self.took.rotate_left(1);
         self.took[2] = (now - began).as_secs_f64();
         let least = self.took.into_iter().fold(f64::INFINITY, f64::min);
         let is_early = self.took[0].is_infinite();
         let cost = if is_early { EARLY * least } else { least + DEAR * (least - CHEAP).max(0.0) };
-        let pause = Duration::try_from_secs_f64(cost * self.factor).unwrap_or(Duration::MAX / 4).max(self.most_often);
-        self.due = now.checked_add(pause).unwrap_or(now + Duration::from_secs(1 << 20));
-        pause
+        (self.last, self.waited) = (now, waited);
+        self.pause = Duration::try_from_secs_f64(cost * self.factor).unwrap_or(Duration::MAX).max(self.most_often);
+        self.pause
     }
 }

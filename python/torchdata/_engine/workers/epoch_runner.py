@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 from torchdata._bounded_pickles import TooLargeError
 from torchdata._engine.items.codec import UNSENT
 from torchdata._engine.items.failures import describe
-from torchdata._engine.snapshots import Account, Announced, Resumption
+from torchdata._engine.snapshots import Account, Announced, Resumption, Taken
 from torchdata._engine.workers.child import MAIN, ChildLoop
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience, ShardTurns
@@ -80,12 +80,12 @@ class EpochRunner:
         if self.dispatched is not None:
             self.sender.pass_on(self.dispatched)
 
-    def _snapshot(self, shard: int) -> tuple[int, tuple[int, int], bytes] | None:
+    def _snapshot(self, shard: int, waits: bool) -> Taken | None:
         setup, stats = self.setup, self.setup.stats.shared
         any_size, largest = self._announces or stats.wants_large_snapshots(), setup.largest_snapshot
         self.turns.enter(shard)  # threads of other shards would draw from the generators of this shard
         try:
-            found = self.programs[shard].snapshot(None if any_size else largest, begins=self._announces)
+            found = self.programs[shard].snapshot(None if any_size else largest, begins=self._announces, waits=waits)
         except TooLargeError as error:
             stats.set_oversized(setup.page, error.size)
             return None

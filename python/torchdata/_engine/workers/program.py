@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.processes.exit_messages import exit_message
+from torchdata._engine.snapshots import Taken
 from torchdata._native import SavedGlobals
 
 if TYPE_CHECKING:
@@ -127,13 +128,14 @@ class EpochProgram(Program):
         """Called when the process switches from this shard to another shard, in the same cases as `enter`."""
 
     @abstractmethod
-    def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
+    def snapshot(self, most: int | None = None, *, begins: bool = False, waits: bool = True) -> Taken | None:
         """Called between two items. Returns a snapshot, which consists of the result of `share` and of bytes for
         `go_on_from`; None if no snapshot is possible now.
 
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.
             begins: whether this is the first snapshot of an epoch.
+            waits: whether to wait for read-ahead threads that are computing an item; otherwise, returns None.
         """
 
     def note(self) -> object:

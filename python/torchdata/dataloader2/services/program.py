@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 from torchdata import _engine
 from torchdata._bounded_pickles import TooLargeError, bounded
 from torchdata._engine.items.torch_worker import tell_torch
-from torchdata._engine.snapshots import reason
+from torchdata._engine.snapshots import Taken, reason
 from torchdata._engine.workers.epoch_runner import EpochRunner
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._importing import loaded
@@ -420,9 +420,9 @@ class GraphProgram(EpochProgram):
     def note(self) -> object:
         return None if self._witness is None else self._witness.notes()
 
-    def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
+    def snapshot(self, most: int | None = None, *, begins: bool = False, waits: bool = True) -> Taken | None:
         """Returns a snapshot of the shard. Returns None if the graph cannot be saved, if a pipe is rereading the epoch,
-        or if omitted cached items may have been modified.
+        if omitted cached items may have been modified, or if a thread is busy and `waits` is false.
 
         Raises TooLargeError if the state has more than `most` bytes.
         """
@@ -435,7 +435,7 @@ class GraphProgram(EpochProgram):
         try:
             graph = self._running_graph()
             # The threads of pipes are stopped during the snapshot, because they draw random numbers, too.
-            with standing_still(graph.pipes), caches.left_out(), bounded(most):
+            with standing_still(graph.pipes, None if waits else 0.0), caches.left_out(), bounded(most):
                 seeded = None if self.replaced else self._seeded_generators()
                 entries, generators = entries_of(graph), current_generators(seeded)
             share = self._share_in(graph, entries)
@@ -450,6 +450,8 @@ class GraphProgram(EpochProgram):
         except TooLargeError:
             raise
         except Exception as error:
+            if not waits and isinstance(error, TimeoutError):
+                return None
             self._unsaved = error
             # If no snapshot can be taken, the main process uses the worker's last snapshot of the epoch. If the epoch
             # has no earlier snapshot, the main process receives the reason for the missing snapshot.

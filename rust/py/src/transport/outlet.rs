@@ -184,6 +184,7 @@ impl Outlet {
 
     #[inline]
     pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
+        let mut has_waited = false;
         loop {
             let held = self.held();
             if is_interrupted(&self.control, held) {
@@ -208,6 +209,10 @@ impl Outlet {
             }
             let Deal::WaitFor(target) = deal else { return Ok(Some(deal)) };
             self.flush();
+            if !std::mem::replace(&mut has_waited, true) {
+                self.snapshot_if_due(py, true)?; // if a command is pending, `pump` sends the rest of the note later
+                continue;
+            }
             let Self { producers, arenas, control, meters, .. } = self;
             let link = if self.has_shards { 0 } else { target };
             // If the control word is damaged, the wait ends, because the next call of the producer reports the damage.
@@ -221,7 +226,7 @@ impl Outlet {
         self.page.iter().for_each(PageRef::snapshot_sent);
     }
 
-    fn flush(&mut self) {
+    pub fn flush(&mut self) {
         self.producers.iter_mut().for_each(Producer::flush);
     }
 

@@ -3,7 +3,8 @@
 //! A process resumes an epoch from a snapshot, and recomputes the items that the reader received after this snapshot. A
 //! rolling checksum verifies that the recomputed items equal the original items.
 
-use std::time::Instant;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -13,7 +14,7 @@ use torchdata_core::link::sampled_len;
 use torchdata_core::protocol::{Reader, Share};
 
 use super::kinds as kind;
-use super::outlet::{Outlet, item_kind};
+use super::outlet::{Outlet, Sent, item_kind};
 use super::snapshots::{self, Entry, account};
 use crate::codec::OutBuffer;
 use crate::errors;
@@ -25,13 +26,18 @@ type Made = (u32, Entry, Py<PyBytes>);
 impl Outlet {
     /// No snapshots are taken while items are recomputed, because a snapshot would delay the first new item.
     #[inline]
-    pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
+    pub fn snapshot_if_due(&mut self, py: Python<'_>, before_wait: bool) -> PyResult<Sent> {
         if let Some(last) = self.relay.as_ref().and_then(|relay| relay.take()) {
             snapshots::push(&mut self.producers[0], kind::RELAYED, &last.payload, &last.content)
                 .map_err(errors::corrupted)?;
         }
-        let is_due = self.owing().is_none() && self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due());
-        if is_due { self.snapshot(py) } else { Ok(()) }
+        let waited = before_wait.then(|| self.waited());
+        let is_due = self.owing().is_none() && self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due(waited));
+        if is_due { self.snapshot(py, !before_wait) } else { Ok(Sent::Done) }
+    }
+
+    fn waited(&self) -> Duration {
+        Duration::from_nanos(self.meters.iter().map(|meter| meter.total.load(Relaxed)).sum())
     }
 
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
@@ -39,9 +45,9 @@ impl Outlet {
         self.send_content(py, 0, kind::RELAYED, &last.payload, &PyBytes::new(py, &last.content))
     }
 
-    fn take(&self, py: Python<'_>, shard: usize) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
+    fn take(&self, py: Python<'_>, shard: usize, waits: bool) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
         let Some((taker, _)) = &self.taker else { return Ok(None) };
-        let made: Option<Made> = taker.call1(py, (shard,))?.extract(py)?;
+        let made: Option<Made> = taker.call1(py, (shard, waits))?.extract(py)?;
         self.owner.check()?;
         Ok(made.map(|(pass, share, content)| {
             let share = Share { pass, account: account(share) };
@@ -52,42 +58,44 @@ impl Outlet {
     }
 
     pub fn send_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<bool> {
-        let Some((head, content)) = self.take(py, shard)? else { return Ok(true) };
+        let Some((head, content)) = self.take(py, shard, true)? else { return Ok(true) };
         self.send_content(py, shard, kind::STATE, &head, content.bind(py))
     }
 
+    /// `waits` determines whether the snapshot waits for read-ahead threads that are computing an item.
     #[cold]
-    pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
-        let began = Instant::now();
+    fn snapshot(&mut self, py: Python<'_>, waits: bool) -> PyResult<Sent> {
+        self.flush(); // the reader can take the items that were sent, however long the snapshot takes
+        let (began, mut is_made) = (Instant::now(), waits);
         for shard in 0..if self.has_shards { self.dealing.turn.peers() } else { 1 } {
             if !self.dealing.turn.is_ended(shard) {
-                self.push_snapshot(py, shard)?;
+                is_made |= self.push_snapshot(py, shard, waits)?;
             }
         }
-        let noted = self.depart_note(py, self.entered);
+        self.depart_note(py, self.entered)?;
+        let waited = self.waited();
         if let Some((_, cadence)) = &mut self.taker {
-            cadence.made(began, Instant::now());
+            cadence.made(is_made.then_some(began), Instant::now(), waited);
         }
-        noted
+        self.go_on(py)
     }
 
-    fn push_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
-        if let Some((head, content)) = self.take(py, shard)? {
-            let (first, count) = if self.has_shards { (shard, 1) } else { (self.next_link, self.producers.len()) };
-            for step in 0..count {
-                let target = if self.has_shards { shard } else { (first + step) % count };
-                let producer = self.producer(target);
-                if !matches!(producer.reader(), Ok(Reader::Here(_) | Reader::Behind)) {
-                    continue;
-                }
-                if snapshots::push(producer, kind::STATE, &head, content.as_bytes(py)).map_err(errors::corrupted)? {
-                    self.next_link = target + 1;
-                    self.count_snapshot();
-                    break;
-                }
+    /// Returns false if no snapshot could be taken.
+    fn push_snapshot(&mut self, py: Python<'_>, shard: usize, waits: bool) -> PyResult<bool> {
+        let Some((head, content)) = self.take(py, shard, waits)? else { return Ok(false) };
+        let (first, count) = if self.has_shards { (shard, 1) } else { (self.next_link, self.producers.len()) };
+        for step in 0..count {
+            let target = if self.has_shards { shard } else { (first + step) % count };
+            let producer = self.producer(target);
+            if matches!(producer.reader(), Ok(Reader::Here(_) | Reader::Behind))
+                && snapshots::push(producer, kind::STATE, &head, content.as_bytes(py)).map_err(errors::corrupted)?
+            {
+                self.next_link = target + 1;
+                self.count_snapshot();
+                break;
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Counts a recomputed item without sending the item, and verifies the checksum after the last recomputed item.

@@ -131,8 +131,9 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes `pump` call `taker(shard)` from time to time, between two items. The pause between two calls is `factor`
-    /// times a call's duration, but at least `seconds`.
+    /// Makes `pump` call `taker(shard, waits)` from time to time, between two items. The pause between two calls is
+    /// `factor` times a call's duration, but at least `seconds`. If the process waits for its reader, the pause is
+    /// shorter, and `waits` is False, so that `taker` must not wait for other threads.
     ///
     /// `taker` returns None or a tuple with the content of a snapshot. The tuple begins with the number of the
     /// iteration over the dispatched items, and the number and checksum of the items in this iteration.
@@ -192,8 +193,7 @@ impl Sender {
             return Ok(false);
         }
         while !outlet.ending {
-            let deal = outlet.wait_for_turn(py)?;
-            let Some(deal) = deal else { return Ok(false) };
+            let Some(deal) = outlet.wait_for_turn(py)? else { return Ok(false) };
             let (Deal::To(target) | Deal::Skip(target)) = deal else { break };
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
@@ -227,11 +227,7 @@ impl Sender {
                 outlet.dealing.turn.advance();
             }
             drop(item);
-            if outlet.go_on(py)? == Sent::Interrupted {
-                return Ok(false);
-            }
-            outlet.snapshot_if_due(py)?;
-            if outlet.go_on(py)? == Sent::Interrupted {
+            if outlet.go_on(py)? == Sent::Interrupted || outlet.snapshot_if_due(py, false)? == Sent::Interrupted {
                 return Ok(false);
             }
         }

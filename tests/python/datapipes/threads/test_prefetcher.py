@@ -19,7 +19,7 @@ from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
-from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state
+from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
 from waiting import wait_for
 
 
@@ -118,6 +118,8 @@ def test_pausing_waits_for_the_current_item_until_a_timeout(monkeypatch: pytest.
     pipe = source.prefetch(3)
     iterator = iter(pipe)
     assert source.waits.wait(120)
+    with pytest.raises(TimeoutError, match="busy"), standing_still([source, pipe], 0.0):
+        pass
     monkeypatch.setattr(Prefetcher, "patience", 0.05)
     with pytest.raises(TimeoutError, match="Prefetcher cannot be paused"):
         pipe.pause()

@@ -70,8 +70,9 @@ class PipeHooks:
 
     # -- threads -----------------------------------------------------------------------------------
 
-    def standing_still(self) -> AbstractContextManager[None]:
-        """Returns a context that pauses the pipe's threads, so that they do not read the sources of the pipe."""
+    def standing_still(self, patience: float | None = None) -> AbstractContextManager[None]:
+        """Returns a context that pauses the pipe's threads, so that they do not read the sources of the pipe. Raises
+        TimeoutError if a thread computes an item for more than `patience` seconds, or the pipe's own limit."""
         return nullcontext()
 
     def _threads_at_work(self) -> Work | None:

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from torchdata._native import ReadAheadHold
 from torchdata._read_ahead import ReadAhead, without_own_frame
-from torchdata._threads import Latch, Work, are_there_any
+from torchdata._threads import Latch, are_there_any
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of, on_failure
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -198,8 +198,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def _read_ahead(self, passes: int) -> Lead | None:
         """Returns how far the paused thread has read ahead in the latest iteration; None if the pipe has begun at most
         `passes` iterations."""
-        data = self._data
-        if data is None or data.is_inherited or self._passes == passes:
+        if (data := self._threads_at_work()) is None or self._passes == passes:
             return None
         taken = data.taken if data.before is None else token_of(self.source_datapipe).yielded - data.before
         return Lead(self._passes - passes, taken, data.is_over)
@@ -211,7 +210,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def has_ended(self) -> bool:
         return self._data is not None and self._data.is_over
 
-    def _threads_at_work(self) -> Work | None:
+    def _threads_at_work(self) -> _PrefetchData | None:
         return None if self._data is None or self._data.is_inherited else self._data
 
     def _end_thread(self) -> None:
@@ -222,8 +221,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     def _stop_reading(self) -> None:
         """Makes the read-ahead thread stop, and waits until the thread no longer reads the source."""
-        data = self._data
-        if data is None or data.is_inherited:
+        if (data := self._threads_at_work()) is None:
             return
         data.queue.close()
         if not data.queue.wait_still(self.patience) or not data.await_release(self.patience):
@@ -260,36 +258,32 @@ class _PrefetchBase(IterDataPipe[T_co]):
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
         """
-        data = self._data
-        if data is None or data.is_inherited:
-            return
-        if data.pause is None:
+        if (data := self._threads_at_work()) is not None and data.pause is None:
             data.pause = self._held(data)
 
     def resume(self) -> None:
         """Resumes reading ahead, unless the pipe is also paused for another reason."""
-        if self._data is not None and not self._data.is_inherited:
-            pause, self._data.pause = self._data.pause, None
+        if (data := self._threads_at_work()) is not None:
+            pause, data.pause = data.pause, None
             if pause is not None:
                 pause.release()
 
-    def _held(self, data: _PrefetchData) -> ReadAheadHold:
+    def _held(self, data: _PrefetchData, patience: float | None = None) -> ReadAheadHold:
         """Pauses the read-ahead thread until the caller releases the returned object."""
-        hold = data.queue.hold()
+        hold, seconds = data.queue.hold(), self.patience if patience is None else patience
         with on_failure(hold.release):
-            if not hold.wait(self.patience) or not data.await_release(self.patience):
-                raise TimeoutError(self._still_busy("paused"))
+            if not hold.wait(seconds) or not data.await_release(seconds):
+                raise TimeoutError(self._still_busy("paused") if seconds else "a thread is busy")
         return hold
 
     @contextmanager
-    def standing_still(self) -> Iterator[None]:
+    def standing_still(self, patience: float | None = None) -> Iterator[None]:
         """Returns a context within which the read-ahead thread is paused, so that the states of the source and of this
         pipe belong to the same position."""
-        data = self._data
-        if data is None or data.is_inherited:
+        if (data := self._threads_at_work()) is None:
             yield
             return
-        hold = self._held(data)
+        hold = self._held(data, patience)
         try:
             yield
         finally:
@@ -297,9 +291,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         items, error = self._restored
-        if self._data is not None and not self._data.is_inherited:
+        if (data := self._threads_at_work()) is not None:
             with self.standing_still():
-                items, error = self._data.buffered()
+                items, error = data.buffered()
         return {"items": list(items), "error": error}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
