@@ -8,7 +8,9 @@ use torchdata_core::link::consumer::{Buffer, Consumer, Message};
 use torchdata_core::link::producer::{Part, Producer, Push};
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::{BellBoard, BellRef};
+use torchdata_core::process::turns::Turns;
 use torchdata_core::protocol::Permit;
+use torchdata_core::stats::nanoseconds;
 
 pub const ITEM: u16 = 1;
 pub const END: u16 = 2;
@@ -70,17 +72,30 @@ pub fn open(config: LinkConfig) -> (Link, Arc<BellBoard>) {
     (Link::create(config).unwrap(), BellBoard::create(2).unwrap())
 }
 
+/// Waits like `wait_among` in `rust/py/src/transport/waiting.rs`, so that benchmarks measure the loader's waits.
 fn wait(bell: &BellRef, mut ready: impl FnMut() -> bool) {
-    for _ in 0..50 {
+    static TURNS: Turns = Turns::new();
+    if (0..40).any(|_| (ready(), std::hint::spin_loop()).0) {
+        return;
+    }
+    let mut now = nanoseconds();
+    let turns = TURNS.begin(now);
+    for _ in 0..turns {
+        std::thread::yield_now();
+        let began = std::mem::replace(&mut now, nanoseconds());
+        let goes_on = TURNS.given(began, now, bell.processes());
         if ready() {
-            return;
+            return TURNS.helped();
         }
-        std::hint::spin_loop();
+        if !goes_on {
+            break;
+        }
     }
     let mut slice = Duration::from_millis(1);
     while !bell.wait(slice, &mut ready) {
         slice = (slice * 2).min(Duration::from_millis(100));
     }
+    TURNS.slept(turns, nanoseconds() - now);
 }
 
 pub struct Sender {
