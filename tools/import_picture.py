@@ -151,7 +151,7 @@ def _arrow(start: tuple[float, float], end: tuple[float, float]) -> str:
     """Draws an arrow that bends around the folders between its ends."""
     (x, y), (to_x, to_y) = (start[0], start[1] + _BOX), (end[0], end[1] - 4)
     layers = round((to_y - y) / _ROW)
-    aside = 0 if layers < 1 else 70 + 34 * layers
+    aside = 0 if layers < 1 else min(60 + 34 * layers, 380)
     if to_x < x or (to_x == x and layers % 2):
         aside = -aside
     bend = f"{x + aside:.0f} {y + 24:.0f} {to_x + aside:.0f} {to_y - 24:.0f}"

@@ -29,7 +29,7 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
 
     Args:
         shape: the number of elements along each dimension.
-        dtype: the element type, as `numpy.dtype` accepts it; for a tensor, a `torch.dtype`.
+        dtype: the element type, as `numpy.dtype` accepts it; for a tensor, a `torch.dtype`. The default is float64.
 
     Example:
         >>> import torchdata

@@ -10,7 +10,7 @@ class WorkerExitedError(RuntimeError):
         message: what happened and what to do about it.
         worker: the number of the worker process, or None for the dispatching process.
         exitcode: the exit code; None if it is unknown. An exit code of -n means that signal n killed the process.
-        stage: a description of what the process was doing when it exited.
+        stage: a description of what the process was doing when it exited; "reading items" by default.
         item: the number of the item that was due when the process exited, from 0 in its epoch. If a worker exited,
             `item` is the next item that the worker would have sent. If the dispatching process exited, `item` is the
             next item that the workers would have received. `item` is None if processes are not restarted.

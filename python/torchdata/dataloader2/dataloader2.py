@@ -255,18 +255,20 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 buffer; see `shuffle()`.
             num_workers: number of worker processes; 0 (the default) reads in the main process; "auto" chooses the
                 number by the number of CPU cores.
-            sampler: the indices to read, for datasets with `__getitem__`; see `sample_by` of map pipes.
+            sampler: the indices to read, for datasets with `__getitem__`, as for `sample_by` of map pipes; None (the
+                default) for all indices.
             drop_last: whether to omit a last batch that has fewer than `batch_size` items; False by default.
             collate_fn: a function of a batch, or of an item if `batch_size` is None. With `collate_fn=None`, batches
                 become arrays, or tensors if PyTorch is imported.
             seed: the seed of all epochs, as for `seed()`; None draws a seed at random.
-            splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
-            reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
+            splits: the number of shards of each epoch, for any number of workers and ranks, as for `ShardingPolicy`;
+                None (the default) for one shard for each worker.
+            reading_service: the service that runs the pipeline, as an alternative to `num_workers`; None by default.
             splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items.
                 With None, an iterable is assumed to divide its items if its library does so, or if its code uses
                 `get_worker_info` and `num_workers`. If the loader wrongly assumes that an iterable divides its items,
                 workers read the same items, and an error is raised.
-            stats, stall_warning, wait_warning: the arguments of `DataLoader2` with these names.
+            stats, stall_warning, wait_warning: the arguments of `DataLoader2` with these names, with the same defaults.
             of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names a
                 replacement.
 

@@ -49,8 +49,8 @@ def random_resized_crop(
         rng: the generator to draw from: a `random.Random`, a `numpy.random.Generator` or a `torch.Generator`.
         width: the width of the image in pixels.
         height: the height of the image in pixels.
-        scale: the smallest and the largest fraction of the image's area.
-        ratio: the smallest and the largest ratio of width to height.
+        scale: the smallest and the largest fraction of the image's area; (0.08, 1.0) by default.
+        ratio: the smallest and the largest ratio of width to height; (3/4, 4/3) by default.
 
     Returns:
         (left, top, right, bottom) in pixels.

@@ -112,13 +112,13 @@ def decode(
         mode: the channels: "RGB" (the default), "L" (gray), "RGBA", or "I;16" (16-bit gray images). "RGB" and "L" drop
             transparency, as Pillow's `convert` does.
         layout: "HWC" (the default) for height, width, channels; "CHW" for channels first.
-        scale: "fast" decodes JPEG images at a half, a quarter or an eighth of their size, if the reduced image is not
-            smaller than the result.
+        scale: "exact" (the default), or "fast", which decodes JPEG images at a half, a quarter or an eighth of their
+            size, if the reduced image is not smaller than the result.
         resample: "bilinear" (the default), "hamming", "bicubic", "lanczos", "box" or "nearest", with antialiasing, as
             in Pillow. "bilinear" and "hamming" are faster, because the native extension implements them.
         exif: whether to rotate the image upright according to EXIF; False by default. `crop` refers to the upright
             image.
-        truncated: "keep" returns the available part of a truncated image instead of raising an error.
+        truncated: "error" (the default) raises an error for a truncated image; "keep" returns its available part.
         as_tensor: whether the result is a torch tensor; False by default.
 
     Returns:
@@ -181,15 +181,16 @@ def decode_batch(
         threads: the number of threads that decode concurrently, for processes with spare cores; 0 (the default) decodes
             in the calling thread.
         crop: the part to use of each image: a box, or a function of width and height, which is called for the images in
-            order.
-        flip: whether to mirror the images horizontally: one value for all images, or one value per image.
-        mode: as for `decode`.
-        layout: as for `decode`.
-        scale: as for `decode`.
-        resample: as for `decode`.
-        exif: as for `decode`.
-        truncated: as for `decode`.
-        as_tensor: as for `decode`.
+            order. If `crop` is None (the default), whole images are used.
+        flip: whether to mirror the images horizontally: one value for all images, or one value per image;
+            False by default.
+        mode: as for `decode`; "RGB" by default.
+        layout: as for `decode`; "HWC" by default.
+        scale: as for `decode`; "exact" by default.
+        resample: as for `decode`; "bilinear" by default.
+        exif: as for `decode`; False by default.
+        truncated: as for `decode`; "error" by default.
+        as_tensor: as for `decode`; False by default.
 
     Returns:
         An array with the axes (images, height, width, channels), or (images, channels, height, width) for "CHW"; `out`

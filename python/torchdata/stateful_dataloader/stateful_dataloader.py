@@ -67,23 +67,26 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     Args:
         dataset: a map-style or iterable dataset.
         batch_size: the number of samples per batch; None returns single samples; 1 by default.
-        shuffle: whether to read a map-style dataset in random order.
-        sampler: an iterable of indices, instead of `shuffle`. If the sampler is a set, its indices are sorted, because
-            different processes may iterate over a set in different orders.
-        batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
-        num_workers: the number of worker processes; 0 reads in the main process.
-        collate_fn: a function that turns a list of samples into a batch.
+        shuffle: whether to read a map-style dataset in random order; None (the default) means False.
+        sampler: an iterable of indices, instead of `shuffle`; None by default. If the sampler is a set, its indices are
+            sorted, because different processes may iterate over a set in different orders.
+        batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`;
+            None by default.
+        num_workers: the number of worker processes; 0 (the default) reads in the main process.
+        collate_fn: a function that turns a list of samples into a batch; None (the default) for PyTorch's
+            `default_collate`.
         pin_memory: whether to copy batches to pinned memory; False by default. If there are workers, a separate thread
             copies the batches.
         drop_last: whether to drop a shorter last batch; False by default.
-        timeout: the maximum number of seconds to wait for a batch from a worker; 0 for no limit.
+        timeout: the maximum number of seconds to wait for a batch from a worker; 0 (the default) for no limit.
         worker_init_fn: a function that is called in each worker with the worker's number, after the random generators
-            were seeded.
-        multiprocessing_context: the start method of workers, or a multiprocessing context.
+            were seeded; None by default.
+        multiprocessing_context: the start method of workers, or a multiprocessing context; None for the default of
+            Python.
         generator: the generator for the order and the worker seeds; None for PyTorch's global generator.
         prefetch_factor: the number of batches that each worker may read ahead; 2 by default.
         persistent_workers: whether to keep the workers between epochs; False by default.
-        pin_memory_device: deprecated by PyTorch.
+        pin_memory_device: deprecated by PyTorch; empty by default.
         in_order: whether batches are returned in the order of their indices; True by default. With `in_order=False`,
             batches are returned as soon as they are ready.
         snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers; 1 by default. A state

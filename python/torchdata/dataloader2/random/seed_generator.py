@@ -33,7 +33,7 @@ class SeedGenerator(_native.SeedGenerator):
     Args:
         seed: an integer from 0 to 2**64 - 1; None (the default) draws a seed from torch's global generator if torch is
             imported, otherwise from Python's `random`.
-        _rngs: for internal use: the generator to copy.
+        _rngs: for internal use: the generator to copy; None by default.
 
     Raises:
         TypeError, ValueError: the seed is not an integer, or out of range.

@@ -115,7 +115,8 @@ class ReadingServiceInterface(ABC):
 
         Args:
             seed_generator: the loader's source of seeds. To make runs repeatable, draw all seeds from `seed_generator`.
-            iter_reset_fn: the return value of the previous service in a `SequentialReadingService`.
+            iter_reset_fn: the return value of the previous service in a `SequentialReadingService`; None if there
+                is none.
 
         Returns:
             A function that changes the graph for this epoch, or None. The next service calls the returned function;

@@ -91,9 +91,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers; 10 by
             default.
         worker_init_fn: a function that is called in each worker when it starts, with the graph and its `WorkerInfo`; it
-            returns the graph.
+            returns the graph. None by default.
         worker_reset_fn: a function that is called in each worker and in the dispatching process at the start of an
-            epoch, with the graph, the `WorkerInfo` and a `SeedGenerator`; it returns the graph.
+            epoch, with the graph, the `WorkerInfo` and a `SeedGenerator`; it returns the graph. None by default.
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
             default. With `in_order=False`, the first ready item of any worker is taken. The dispatching process always
             sends its items to the workers in turn, regardless of `in_order`.

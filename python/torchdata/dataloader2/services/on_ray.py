@@ -49,8 +49,8 @@ class RayReadingService(MultiProcessingReadingService):
         worker_prefetch_cnt: number of items that each worker prepares before they are requested; 1,000 by default.
         main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers; 10 by
             default.
-        worker_init_fn: see `MultiProcessingReadingService`.
-        worker_reset_fn: see `MultiProcessingReadingService`.
+        worker_init_fn: see `MultiProcessingReadingService`; None by default.
+        worker_reset_fn: see `MultiProcessingReadingService`; None by default.
         ray_remote_args: Ray's options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1},
             "scheduling_strategy": "SPREAD", "runtime_env": {"pip": ["emoji"]}}`; one CPU by default.
         in_order: see `MultiProcessingReadingService`; True by default.

@@ -101,7 +101,7 @@ def process_init_fn(
         datapipe: the last pipe of the graph.
         worker_info: the number of this worker, and the number of workers.
         custom_init_fn: a function that is called with the sharded graph and `worker_info`, and returns the pipe to
-            read.
+            read; None by default.
         worker_prefetch_cnt: number of items that a thread of this process reads ahead; 0 (the default) for no thread.
         dispatching_req_queue: must be None; a `DispatchedSource` in the graph replaces the queues.
         dispatching_res_queue: must be None; a `DispatchedSource` in the graph replaces the queues.
@@ -155,8 +155,8 @@ def process_reset_fn(
             default. `distributed_shared_seed` must be True in the dispatching process, because its pipes run in no
             other process.
         iter_reset_fn: the reset function of the preceding reading service, for example of a
-            `DistributedReadingService`.
-        custom_reset_fn: the user's reset function, which is called last.
+            `DistributedReadingService`; None by default.
+        custom_reset_fn: the user's reset function, which is called last; None by default.
 
     Returns:
         The pipe to read.

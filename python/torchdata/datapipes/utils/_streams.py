@@ -73,8 +73,9 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
     Args:
         file_obj: the file object, which the wrapper closes.
-        parent_stream: the `StreamWrapper` that the file object reads from, such as the archive of a member.
-        name: the name of the stream in `repr` and in messages.
+        parent_stream: the `StreamWrapper` that the file object reads from, such as the archive of a member; None
+            by default.
+        name: the name of the stream in `repr` and in messages; None by default.
         recipe: the recipe to reopen the stream. Without a recipe, only in-memory files and binary files that were
             opened by path can be pickled.
 
@@ -139,7 +140,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         Args:
             recipe: an object whose method `open()` returns the file object.
             offset: the position in the stream; None (the default) for the initial position of the file object.
-            name: the name of the stream in `repr` and in messages.
+            name: the name of the stream in `repr` and in messages; None by default.
         """
         stream = cls.__new__(cls)
         stream._recipe, stream._reopen_at, stream.name = recipe, offset, name

@@ -20,7 +20,8 @@ class MultiNode(BaseNode[T]):
     """A node that reads several sources. Subclasses choose a source for each item.
 
     Args:
-        stop_criteria: when the epoch ends; a value of `StopCriteria`.
+        stop_criteria: when the epoch ends; a value of `StopCriteria`. The default is
+            `CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED`.
         tag_output: whether each item contains the name of the source that has yielded it.
     """
 

@@ -17,7 +17,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
 
     Args:
         source_nodes: the nodes to read, by name.
-        stop_criteria: when the epoch ends; a value of `StopCriteria`.
+        stop_criteria: when the epoch ends; a value of `StopCriteria`. The default is
+            `CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED`.
         tag_output: whether items contain the name of their source: a dict gets the key `"dataset_key"`, and any other
             item becomes a dict with this key and `"data"`; False by default.
 

@@ -39,7 +39,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     Args:
         source_nodes: the nodes to read, by name.
         weights: the weight of each source by name; they need not add up to 1.
-        stop_criteria: when the epoch ends; a value of `StopCriteria`.
+        stop_criteria: when the epoch ends; a value of `StopCriteria`. The default is
+            `CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED`.
         rank: the number of this rank; by default (None), the rank in `torch.distributed`, or else the environment
             variable RANK.
         world_size: the number of ranks; by default (None), the world size in `torch.distributed`, or else the
