@@ -110,16 +110,16 @@ fn every_violation_of_the_layout_is_detected() {
         ("another length of a block", 24 + 8, 4999),
         ("another payload", 24 + 16, 0x3131_3131),
     ];
-    for (what, place, value) in unit {
+    for (what, offset, value) in unit {
         let (link, bells) = open(SMALL);
         let (mut sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
         let block = sender.end.allocate(5000).unwrap().unwrap();
         sender.end.push_item(ITEM, &[Part::Block(block.into())], b"12345678").unwrap();
-        Raw::new(&link).u32(RING + place).store(value, Relaxed);
+        Raw::new(&link).u32(RING + offset).store(value, Relaxed);
         assert!(receiver.poll().is_err(), "{what}");
         assert!(receiver.poll().is_err(), "{what}, asked again");
     }
-    for (what, place, value) in [
+    for (what, offset, value) in [
         ("a tail that ran away", TAIL, seal(1 << 40)),
         ("a tail off the grid", TAIL, seal(20)),
         ("a tail inside a unit", TAIL, seal(32)),
@@ -129,7 +129,7 @@ fn every_violation_of_the_layout_is_detected() {
     ] {
         let (link, bells) = open(SMALL);
         let mut receiver = Receiver::new(&link, &bells);
-        Raw::new(&link).u64(place).store(value, Relaxed);
+        Raw::new(&link).u64(offset).store(value, Relaxed);
         assert!(receiver.poll().is_err(), "{what}");
     }
     let (link, bells) = open(SMALL);

@@ -34,13 +34,13 @@ fn item(index: u64) -> Item {
     Item { inline: random.bytes(20), buffers: vec![random.bytes(5000), random.bytes(100)] }
 }
 
-fn die() -> ! {
+fn crash() -> ! {
     // SAFETY: `raise` only takes a number and accesses no memory.
     unsafe { libc::raise(libc::SIGKILL) };
     unreachable!("SIGKILL cannot be survived")
 }
 
-fn die_at(point: &str) -> ! {
+fn crash_at(point: &str) -> ! {
     let (link, bells) = inherited();
     let mut sender = Sender::new(&link, &bells);
     for index in 0..WHOLE {
@@ -51,11 +51,11 @@ fn die_at(point: &str) -> ! {
         "between items" => {}
         "between blocks" => {
             let _first = block();
-            die()
+            crash()
         }
         "before publishing" => {
             let _parts = [Part::Block(block().into()), Part::Block(block().into())];
-            die()
+            crash()
         }
         "between fragments" => {
             for _ in 0..2 {
@@ -72,18 +72,18 @@ fn die_at(point: &str) -> ! {
         }
         other => panic!("unknown point {other}"),
     }
-    die()
+    crash()
 }
 
-fn drain_until_death(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
+fn drain_until_exit(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
     let mut arrived = Vec::new();
     loop {
         // The exit is checked before the messages, so that no message published before the exit is missed.
-        let dead = watch.exited();
+        let exited = watch.exited();
         while let Some((_, unit)) = receiver.poll().expect("a death does not corrupt") {
             arrived.push(unit);
         }
-        if dead {
+        if exited {
             return arrived;
         }
         let Receiver { end, bell, .. } = receiver;
@@ -107,7 +107,7 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
         receiver.end.begin(Stream::default(), 100);
         let mut child = start(point, &link, &bells);
         let watch = Watch::open(child.pid()).unwrap();
-        let arrived = drain_until_death(&mut receiver, &watch);
+        let arrived = drain_until_exit(&mut receiver, &watch);
         assert_eq!(child.0.wait().unwrap().signal(), Some(libc::SIGKILL), "{point}");
         assert_eq!(arrived.len() as u64, WHOLE + batch, "{point}");
         for (index, unit) in arrived.iter().enumerate() {
@@ -170,7 +170,7 @@ fn middle_process() {
         exit_with(Watch::open(parent).unwrap()).unwrap();
         println!("ready");
         std::thread::sleep(Duration::from_secs(60));
-        die();
+        crash();
     }
     std::thread::sleep(Duration::from_secs(60));
 }
@@ -181,6 +181,6 @@ fn child_process() {
     let _watchdog = watchdog(60);
     match role().as_str() {
         "wait for ever" => std::thread::sleep(Duration::from_secs(50)),
-        point => die_at(point),
+        point => crash_at(point),
     }
 }

@@ -17,7 +17,7 @@ fn resized(pixels: Pixels<'_>, region: Region, target: Target) -> Result<Vec<u8>
 }
 
 #[test]
-fn halves_are_means() {
+fn halved_samples_are_means_of_their_pairs() {
     let bytes = [10, 30, 20, 40];
     let pixels = Pixels { bytes: &bytes, width: 2, height: 2, channels: 1 };
     assert_eq!(resized(pixels, region(0.0, 0.0, 2.0, 2.0), target(1, 1)), Ok(vec![25]));
@@ -73,12 +73,12 @@ proptest! {
                 for column in 0..columns {
                     let from = if mirrored { columns - 1 - column } else { column };
                     for channel in 0..channels {
-                        let place = if planar {
+                        let index = if planar {
                             (channel * rows + row) * columns + column
                         } else {
                             (row * columns + column) * channels + channel
                         };
-                        prop_assert_eq!(found[place], plain[(row * columns + from) * channels + channel]);
+                        prop_assert_eq!(found[index], plain[(row * columns + from) * channels + channel]);
                     }
                 }
             }

@@ -93,13 +93,13 @@ proptest! {
 fn units_of_every_length_wrap_at_every_position_of_the_ring() {
     let _watchdog = watchdog(60);
     let mut unit = Message::default();
-    for place in (24..4096 + 24).step_by(8) {
+    for start in (24..4096 + 24).step_by(8) {
         for len in [0, 1, 8, 100, 999, 1024] {
             let (link, bells) = open(SMALL);
             let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
             let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
             // A message can fill at most a quarter of the ring.
-            let mut rest = place;
+            let mut rest = start;
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };
                 assert_eq!(producer.push(ITEM, &[], &vec![0; step - 24]), Ok(Push::Done));
@@ -107,9 +107,9 @@ fn units_of_every_length_wrap_at_every_position_of_the_ring() {
                 rest -= step;
             }
             let expected = item_of(len, &[]).inline;
-            assert_eq!(producer.push(7, &[], &expected), Ok(Push::Done), "place {place}, length {len}");
+            assert_eq!(producer.push(7, &[], &expected), Ok(Push::Done), "place {start}, length {len}");
             assert!(consumer.take(&mut unit).unwrap(), "the unit behind the pad");
-            assert_eq!((unit.kind, &unit.payload), (7, &expected), "place {place}, length {len}");
+            assert_eq!((unit.kind, &unit.payload), (7, &expected), "place {start}, length {len}");
             assert!(!consumer.readable().unwrap());
         }
     }
@@ -207,7 +207,7 @@ fn memory_use_follows_the_data_in_flight_and_pages_are_reused() {
     let config = LinkConfig { arena_capacity: 64 << 20, ..SMALL };
     let (mut sender, mut receiver) = pair(config, 4);
     let sent = item_of(16, &[100_000]);
-    let mut places = BTreeSet::new();
+    let mut addresses = BTreeSet::new();
     let mut held = VecDeque::new();
     for _ in 0..2000 {
         while sender.end.permit() == Ok(Permit::Now) {
@@ -215,7 +215,7 @@ fn memory_use_follows_the_data_in_flight_and_pages_are_reused() {
         }
         let (_, arrived) = receiver.poll().unwrap().expect("an item");
         let Buffer::Leased(lease) = &arrived.buffers[0] else { panic!("there was room for a block") };
-        places.insert(lease.as_mut_ptr() as usize);
+        addresses.insert(lease.as_mut_ptr() as usize);
         held.push_back(arrived);
         if held.len() > 3 {
             held.pop_front();
@@ -224,7 +224,7 @@ fn memory_use_follows_the_data_in_flight_and_pages_are_reused() {
     let block = 100_000_u64.next_multiple_of(4096);
     let usage = sender.end.arena().usage();
     assert!(usage.peak <= 9 * block, "{usage:?}");
-    assert!(places.len() <= 9, "{} places for at most 8 blocks at a time", places.len());
+    assert!(addresses.len() <= 9, "{} places for at most 8 blocks at a time", addresses.len());
     assert_eq!(receiver.end.leased(), 3 * 100_000);
     held.clear();
     while receiver.poll().unwrap().is_some() {}
@@ -278,7 +278,7 @@ fn leases_may_be_dropped_by_other_threads_and_after_their_consumer() {
 }
 
 #[test]
-fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
+fn a_consumer_must_copy_before_its_leases_starve_the_producer() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10_000);
     assert!(!receiver.end.should_copy(32 << 10) && receiver.end.should_copy((32 << 10) + 1));
@@ -297,7 +297,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
 }
 
 #[test]
-fn a_block_sent_twice_is_free_only_when_both_leases_are_gone() {
+fn a_block_sent_twice_is_free_only_when_both_leases_are_dropped() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
     let block = Arc::new(sender.end.allocate(5000).unwrap().unwrap());
@@ -391,12 +391,12 @@ fn units_of_older_epochs_are_dropped_and_their_blocks_return() {
 #[test]
 fn a_consumer_continues_over_the_link_of_a_new_producer_and_keeps_its_leases() {
     let _watchdog = watchdog(30);
-    let (mut dead, mut receiver) = pair(SMALL, 5);
+    let (mut exited, mut receiver) = pair(SMALL, 5);
     for number in 0..2 {
-        dead.send(&item_of(number, &[4096])).unwrap();
+        exited.send(&item_of(number, &[4096])).unwrap();
     }
     let kept: Vec<_> = (0..2).map(|_| receiver.receive().unwrap().unwrap()).collect();
-    drop(dead);
+    drop(exited);
     let (link, bells) = open(SMALL);
     receiver.end = link.consumer_after(&receiver.end).unwrap();
     let mut heir = Sender::new(&link, &bells);

@@ -94,7 +94,7 @@ impl Shared {
 
     fn hold(&self) {
         let still = hold(&self.queue);
-        assert!(self.queue.wait_still(EVER));
+        assert!(self.queue.wait_idle(EVER));
         assert_eq!(self.making.load(Ordering::Relaxed), 0, "it stands still");
         drop(still);
     }

@@ -47,9 +47,9 @@ fn produce(ring: &Ring, lens: &[u64]) {
         while !cursor.has_room(&ring.head, len).unwrap() {
             thread::yield_now();
         }
-        for place in cursor.tail()..cursor.tail() + len {
+        for position in cursor.tail()..cursor.tail() + len {
             // SAFETY: the producer's cursor has reported the slot as free. This model verifies the cursor.
-            ring.slot(place).with_mut(|slot| unsafe { *slot = next });
+            ring.slot(position).with_mut(|slot| unsafe { *slot = next });
             next += 1;
         }
         cursor.publish(&ring.tail, len);
@@ -65,10 +65,10 @@ fn consume(ring: &Ring, count: u64, at_once: u64) {
             thread::yield_now();
             continue;
         }
-        for place in cursor.head()..cursor.head() + available {
+        for position in cursor.head()..cursor.head() + available {
             seen += 1;
             // SAFETY: the consumer's cursor has reported the slot as published. This model verifies the cursor.
-            ring.slot(place).with(|slot| assert_eq!(unsafe { *slot }, seen));
+            ring.slot(position).with(|slot| assert_eq!(unsafe { *slot }, seen));
         }
         cursor.release(&ring.head, available);
     }

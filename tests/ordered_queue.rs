@@ -14,7 +14,7 @@ use common::queue::{Waiting, hold};
 use common::watchdog;
 use proptest::prelude::*;
 use torchdata_core::queue::ordered::{OrderedQueue, Outcome, Pop, Reserve, View};
-use torchdata_core::queue::place::QueuePosition;
+use torchdata_core::queue::position::QueuePosition;
 
 type Queue = OrderedQueue<usize>;
 
@@ -160,9 +160,9 @@ fn an_item_that_is_computed_while_the_queue_is_closed_is_kept() {
     let queue = Queue::new(2, true);
     let slot = reserved(&queue);
     queue.close();
-    assert!(!queue.wait_still(NOW));
+    assert!(!queue.wait_idle(NOW));
     queue.put(slot, Outcome::Item(7));
-    assert!(queue.wait_still(NOW));
+    assert!(queue.wait_idle(NOW));
     assert_eq!(buffered(&queue), [7]);
     assert_eq!(queue.reserve(NOW), Reserve::Closed);
 }
@@ -173,12 +173,12 @@ fn a_hold_waits_for_the_current_item_until_its_timeout() {
     let queue = Arc::new(Queue::new(2, true));
     let slot = reserved(&queue);
     let still = hold(&queue);
-    assert!(!queue.wait_still(Duration::from_millis(5)));
+    assert!(!queue.wait_idle(Duration::from_millis(5)));
     let waiting = thread::spawn({
         let queue = Arc::clone(&queue);
         move || {
             let _hold = hold(&queue);
-            queue.wait_still(LONG)
+            queue.wait_idle(LONG)
         }
     });
     queue.put(slot, Outcome::Item(1));
@@ -199,7 +199,7 @@ fn a_hold_does_not_wait_for_a_worker_that_has_left_the_source_and_keeps_its_slot
     let _still = hold(&queue);
     queue.leave_source(slot);
     queue.leave_source(slot); // the second call must have no effect
-    assert!(queue.wait_still(LONG));
+    assert!(queue.wait_idle(LONG));
     assert_eq!(buffered(&queue), []);
     queue.put(slot, Outcome::Item(1));
     assert_eq!(queue.pop(NOW), Pop::Item(1));
@@ -251,11 +251,11 @@ fn a_hold_blocks_submitted_items_and_waits_for_items_that_workers_may_change() {
     (1..=3).for_each(|item| queue.submit(item));
     let ((changing, _), (plain, _)) = (claimed(&queue, true), claimed(&queue, false));
     let still = hold(&queue);
-    assert!(!queue.wait_still(NOW));
+    assert!(!queue.wait_idle(NOW));
     assert!(!queue.wait_claimable(NOW));
     assert_eq!(queue.claim_some((1, 1), 1, |_| false, |&mut item| (item, true)), Some((vec![], vec![])));
     queue.put(changing, Outcome::Item(1));
-    assert!(queue.wait_still(NOW), "the other item cannot be changed");
+    assert!(queue.wait_idle(NOW), "the other item cannot be changed");
     let worker = thread::spawn({
         let queue = Arc::clone(&queue);
         move || queue.wait_claimable(LONG)
@@ -356,35 +356,35 @@ fn iterating_over_buffered_items_stops_at_an_error() {
     assert_eq!((stopped, seen, queue.len()), (Err("enough"), vec![1, 2], 3));
 }
 
-fn shown(place: &QueuePosition<u64>) -> (u64, u64, Vec<u64>) {
-    (place.mark, place.steps, place.ahead().collect())
+fn shown(position: &QueuePosition<u64>) -> (u64, u64, Vec<u64>) {
+    (position.mark, position.steps, position.ahead().collect())
 }
 
-fn given(place: &QueuePosition<u64>) -> Vec<u64> {
-    let (mark, steps, ahead) = shown(place);
+fn given(position: &QueuePosition<u64>) -> Vec<u64> {
+    let (mark, steps, ahead) = shown(position);
     (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()
 }
 
 #[test]
 fn a_mark_of_an_item_delivered_earlier_advances_the_position() {
-    let mut place = QueuePosition::new(0, 3, [4]);
-    assert_eq!(given(&place), [0, 1, 2, 4]);
-    place.note_late(1, 2);
-    assert_eq!(shown(&place), (2, 1, vec![2]));
-    place.note_late(0, 1);
-    assert_eq!((shown(&place), &place.spent[..]), ((2, 1, vec![2]), &[0, 1][..]));
-    place.note_late(4, 5);
-    place.note(3, None);
-    assert_eq!((shown(&place), place.given()), ((5, 0, vec![]), 5));
-    assert_eq!(place.marks().count(), 1 + place.spent.len());
+    let mut position = QueuePosition::new(0, 3, [4]);
+    assert_eq!(given(&position), [0, 1, 2, 4]);
+    position.note_late(1, 2);
+    assert_eq!(shown(&position), (2, 1, vec![2]));
+    position.note_late(0, 1);
+    assert_eq!((shown(&position), &position.spent[..]), ((2, 1, vec![2]), &[0, 1][..]));
+    position.note_late(4, 5);
+    position.note(3, None);
+    assert_eq!((shown(&position), position.given()), ((5, 0, vec![]), 5));
+    assert_eq!(position.marks().count(), 1 + position.spent.len());
 }
 
 #[test]
 fn a_late_mark_counts_although_the_gap_was_already_closed() {
-    let mut place = QueuePosition::new(0, 0, [1]);
-    place.note(0, None);
-    place.note_late(1, 2);
-    assert_eq!((shown(&place), given(&place)), ((2, 0, vec![]), vec![0, 1]));
+    let mut position = QueuePosition::new(0, 0, [1]);
+    position.note(0, None);
+    position.note_late(1, 2);
+    assert_eq!((shown(&position), given(&position)), ((2, 0, vec![]), vec![0, 1]));
 }
 
 #[derive(Debug, Clone)]
@@ -392,7 +392,7 @@ enum Step {
     Push,
     Pop,
     Hold,
-    LetGo(usize),
+    Release(usize),
     Look,
     Drain,
     Fail,
@@ -404,7 +404,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => Just(Step::Push),
         8 => Just(Step::Pop),
         1 => Just(Step::Hold),
-        2 => any::<usize>().prop_map(Step::LetGo),
+        2 => any::<usize>().prop_map(Step::Release),
         2 => Just(Step::Look),
         1 => Just(Step::Drain),
         1 => Just(Step::Fail),
@@ -458,10 +458,10 @@ proptest! {
                 }
                 Step::Hold => {
                     let still = hold(&queue);
-                    prop_assert!(queue.wait_still(NOW));
+                    prop_assert!(queue.wait_idle(NOW));
                     holds.push(still);
                 }
-                Step::LetGo(which) => drop((!holds.is_empty()).then(|| holds.swap_remove(which % holds.len()))),
+                Step::Release(which) => drop((!holds.is_empty()).then(|| holds.swap_remove(which % holds.len()))),
                 Step::Look => prop_assert_eq!(buffered(&queue), model.iter().copied().collect::<Vec<_>>()),
                 Step::Drain => {
                     prop_assert_eq!(queue.drain(), model.drain(..).collect::<Vec<_>>());

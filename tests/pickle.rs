@@ -31,5 +31,5 @@ fn lengths_beyond_the_end_are_rejected_before_memory_is_allocated() {
         bytes.push(b'.');
         assert_eq!(check_plain(&bytes), Err(PlainError::Short(2)));
     }
-    assert_eq!(check_plain(b"\x80\x05N..."), Err(PlainError::Behind(2)));
+    assert_eq!(check_plain(b"\x80\x05N..."), Err(PlainError::Excess(2)));
 }

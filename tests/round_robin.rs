@@ -91,13 +91,13 @@ proptest! {
 
     #[test]
     fn items_dispatched_in_turn_are_collected_in_the_same_order(peers in 1usize..6, items in 0usize..60) {
-        let mut dealt = vec![Vec::new(); peers];
-        let mut dealer = RoundRobin::new(peers, true);
+        let mut dispatched = vec![Vec::new(); peers];
+        let mut dispatcher = RoundRobin::new(peers, true);
         for item in 0..items {
-            dealt[dealer.next().unwrap()].push(item);
-            dealer.advance();
+            dispatched[dispatcher.next().unwrap()].push(item);
+            dispatcher.advance();
         }
-        let mut queues: Vec<_> = dealt.into_iter().map(Vec::into_iter).collect();
+        let mut queues: Vec<_> = dispatched.into_iter().map(Vec::into_iter).collect();
         let (mut collector, mut collected) = (RoundRobin::new(peers, true), Vec::new());
         while let Some(peer) = collector.choose(|_| true) {
             match queues[peer].next() {

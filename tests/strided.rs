@@ -37,8 +37,8 @@ impl Array {
         loop {
             found.extend_from_slice(self.element(&index));
             let Some(&axis) = axes.iter().rev().find(|&&axis| index[axis] + 1 < self.shape[axis]) else { return found };
-            let behind = axes.iter().position(|&one| one == axis).unwrap() + 1;
-            axes[behind..].iter().for_each(|&one| index[one] = 0);
+            let first_inner = axes.iter().position(|&one| one == axis).unwrap() + 1;
+            axes[first_inner..].iter().for_each(|&one| index[one] = 0);
             index[axis] += 1;
         }
     }

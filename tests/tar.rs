@@ -49,7 +49,7 @@ fn an_extended_header_consists_of_records_followed_by_zeros() {
     assert_eq!(pax_records(b""), Ok(0));
     assert_eq!(pax_records(b"5 a=\n\0\0"), Ok(1));
     assert_eq!(pax_records(b"16 path=name=\nx\n5 b=\n"), Ok(2));
-    for (body, place) in [
+    for (body, index) in [
         (&b"x"[..], 0),
         (b"5 a=", 0),
         (b"4 a=\n", 0),
@@ -62,7 +62,7 @@ fn an_extended_header_consists_of_records_followed_by_zeros() {
         (b"5 a=\n99999999999999999999999 a=\n", 5),
         (b"5 a=\n18446744073709551615 a=\n", 5),
     ] {
-        assert_eq!(pax_records(body), Err(PaxError::Record(place)), "{}", String::from_utf8_lossy(body));
+        assert_eq!(pax_records(body), Err(PaxError::Record(index)), "{}", String::from_utf8_lossy(body));
     }
     let digits = "1".repeat(100);
     assert_eq!(pax_records(&record("a", &digits)), Ok(1));

@@ -117,8 +117,8 @@ proptest! {
             let length = length.to_le_bytes();
             [&length[..], &masked_crc(&length).to_le_bytes()].concat()
         });
-        let lying: Vec<u8> = heads.chain(file.iter().copied()).collect();
-        for (file, verify) in [(&file, true), (&file, false), (&lying, true), (&lying, false)] {
+        let corrupted: Vec<u8> = heads.chain(file.iter().copied()).collect();
+        for (file, verify) in [(&file, true), (&file, false), (&corrupted, true), (&corrupted, false)] {
             let (found, _) = read(file, piece, verify);
             prop_assert!(found.iter().map(Vec::len).sum::<usize>() <= file.len());
         }

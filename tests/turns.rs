@@ -29,11 +29,11 @@ impl Waiter {
             let began = self.now;
             self.now += turn;
             self.given += turn;
-            let goes_on = self.turns.given(began, self.now, self.processes);
+            let continues = self.turns.given(began, self.now, self.processes);
             if helps == Some(number) {
                 return self.turns.helped();
             }
-            if !goes_on {
+            if !continues {
                 break;
             }
         }
@@ -107,7 +107,7 @@ fn an_occasional_unrelated_thread_changes_nothing() {
 }
 
 #[test]
-fn yields_resume_when_the_unrelated_thread_is_gone() {
+fn yields_resume_when_the_unrelated_thread_has_exited() {
     let mut waiter = Waiter::new();
     for _ in 0..1_000 {
         waiter.wait(4 * MILLI, Some(0), 200 * MICRO);

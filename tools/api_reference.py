@@ -106,17 +106,17 @@ def pages() -> dict[str, str]:
     made = {"pipes-base": _page("Base classes", "What all pipes derive from.", bases)}
     for group in GROUPS:
         module = group.module.__name__
-        place = f".. currentmodule:: {module}\n\nModule ``{module}``."
+        header = f".. currentmodule:: {module}\n\nModule ``{module}``."
         names = [sample.name for sample in group.samples]
-        intro = f"{place} With pictures: :ref:`pipes-{group.key}`."
+        intro = f"{header} With pictures: :ref:`pipes-{group.key}`."
         made[f"pipes-{group.key}"] = _page(group.title, intro, entries.of(module, names))
 
     # Submodules precede the modules that contain them, so that each object is documented in the module that defines it.
     for module in sorted(MODULES, key=lambda name: -name.count(".")):
-        place = f".. currentmodule:: {module}\n\nModule ``{module}``."
+        header = f".. currentmodule:: {module}\n\nModule ``{module}``."
         about = f".. automodule:: {module}\n   :no-index:"
         names = importlib.import_module(module).__all__
-        made[_page_of(module)] = _page(MODULES[module], f"{place}\n\n{about}", entries.of(module, names))
+        made[_page_of(module)] = _page(MODULES[module], f"{header}\n\n{about}", entries.of(module, names))
 
     of_pipes = [name for name in MODULES if name.startswith("torchdata.datapipes")]
     made["index"] = _page(

@@ -92,7 +92,7 @@ def markup(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: l
     ]
     form = functional_forms().get(value) if isinstance(value, type) else None
     if form is not None:
-        end = next((place for place, line in enumerate(lines) if not line.strip()), len(lines))
+        end = next((index for index, line in enumerate(lines) if not line.strip()), len(lines))
         lines[end:end] = ["", f"As a method: ``pipe.{form}(…)``.", ""]
 
 

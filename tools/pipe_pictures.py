@@ -139,7 +139,7 @@ class _Drawing:
         height = _height(value)
         top = y - height / 2
         if isinstance(value, (dict, list, tuple)):
-            place = len(self.shapes)
+            index = len(self.shapes)
             self.shapes.append("")
             end = x + _PAD
             members = value.items() if isinstance(value, dict) else ((None, member) for member in value)
@@ -149,7 +149,7 @@ class _Drawing:
                 end = self.item(member, end, y) + 3
             end += _PAD - 3
             corner = 9 if isinstance(value, tuple) else 3
-            self.shapes[place] = (
+            self.shapes[index] = (
                 f'<rect x="{x:.1f}" y="{top:.1f}" width="{end - x:.1f}" height="{height}" rx="{corner}" '
                 'fill="currentColor" fill-opacity=".06" stroke="currentColor" stroke-opacity=".55"/>'
             )
@@ -218,16 +218,16 @@ def draw(sample: Sample, made: list[list[Any]]) -> str:
     for row, label in zip_longest(made, sample.labels):
         y = drawing.row(row, y, label or "")
     height = y - 5
-    told = f"{_said([*sample.inputs])} {sample.code} gives {_said(made)}"
+    text = f"{_text_of([*sample.inputs])} {sample.code} gives {_text_of(made)}"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="pipe-picture" role="img" '
         f'viewBox="0 0 {drawing.width + 2:.0f} {height:.0f}" width="{drawing.width + 2:.0f}" height="{height:.0f}" '
         'font-family="ui-monospace, SFMono-Regular, Menlo, Consolas, \'DejaVu Sans Mono\', monospace" font-size="12" '
-        f'fill="currentColor" color="currentColor"><title>{escape(told)}</title>{"".join(drawing.shapes)}</svg>'
+        f'fill="currentColor" color="currentColor"><title>{escape(text)}</title>{"".join(drawing.shapes)}</svg>'
     )
 
 
-def _said(rows: Sequence[Sequence[Any]]) -> str:
+def _text_of(rows: Sequence[Sequence[Any]]) -> str:
     """Describes the rows in words, for screen readers."""
 
     def one(value: Any) -> str:

@@ -52,8 +52,8 @@ def tally(target: str, folder: Path, now: float) -> str:
         raise ValueError(f"{folder} has no report of tests")
     minutes = (now - float((folder / "began").read_text(encoding="utf-8"))) / 60
     skips = "; ".join(f"{count} for: {reason}" for reason, count in reasons.most_common())
-    told = f"skipped {reasons.total()} ({skips})" if reasons else "nothing was skipped"
-    return f"make {target} passed in {minutes:.0f} minutes: lint, {', '.join(parts)}; {told}"
+    text = f"skipped {reasons.total()} ({skips})" if reasons else "nothing was skipped"
+    return f"make {target} passed in {minutes:.0f} minutes: lint, {', '.join(parts)}; {text}"
 
 
 if __name__ == "__main__":

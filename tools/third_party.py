@@ -34,10 +34,10 @@ def compiled() -> list[dict[str, Any]]:
     command = ["cargo", "metadata", "--locked", "--format-version", "1"]
     for target in _TARGETS:
         command += ["--filter-platform", target]
-    told = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
-    packages = {package["id"]: package for package in told["packages"]}
-    nodes = {node["id"]: node for node in told["resolve"]["nodes"]}
-    waiting = [package["id"] for package in told["packages"] if package["name"] == "torchdata-py"]
+    metadata = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
+    packages = {package["id"]: package for package in metadata["packages"]}
+    nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
+    waiting = [package["id"] for package in metadata["packages"] if package["name"] == "torchdata-py"]
     seen: set[str] = set(waiting)
     while waiting:
         for dependency in nodes[waiting.pop()]["deps"]:

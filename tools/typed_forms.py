@@ -177,16 +177,16 @@ class Form:
             if not _is_pipe_class(maker):
                 return self._annotation(returned)
         base, items = _base_of(maker)
-        said = ast.parse(_expression(items), mode="eval")
+        tree = ast.parse(_expression(items), mode="eval")
         if self.made:
             made = ast.parse(self.made, mode="eval").body
             assert isinstance(made, ast.Subscript), f"{maker}: `self` of an overload has the class's items"
             variables = [variable.__name__ for variable in maker.__parameters__]
             assert len(variables) == 1, f"{maker}: overloads are read of classes with one variable"
-            said = _Renamed(lambda name: ast.unparse(made.slice) if name in variables else name).visit(said)
+            tree = _Renamed(lambda name: ast.unparse(made.slice) if name in variables else name).visit(tree)
         # A type becomes Any if it contains a type variable that is undetermined.
-        open_ended = any(self.variables.get(node.id) == "Any" for node in ast.walk(said) if isinstance(node, ast.Name))
-        shown = self._any() if open_ended else self._annotation(ast.unparse(said))
+        open_ended = any(self.variables.get(node.id) == "Any" for node in ast.walk(tree) if isinstance(node, ast.Name))
+        shown = self._any() if open_ended else self._annotation(ast.unparse(tree))
         if CALLED_BY_USERS.isdisjoint(dir(maker)):
             return f"{self._class(base)}[{shown}]"
         self.stub.imports.add(f"import {maker.__module__}")  # the module, because two pipes may have one name

@@ -79,8 +79,8 @@ class Harness:
             python = os.path.abspath(str(other))  # links are not resolved, because they lead out of the environment
             environ.pop("PYTHONPATH", None)  # the path may lead to this project's torchdata
         elif "PYTHONPATH" in environ:  # made absolute, because the children run in another folder
-            places = environ["PYTHONPATH"].split(os.pathsep)
-            environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(place) for place in places if place)
+            folders = environ["PYTHONPATH"].split(os.pathsep)
+            environ["PYTHONPATH"] = os.pathsep.join(os.path.abspath(folder) for folder in folders if folder)
         if self.jpegs is not None:
             environ[items.JPEG_FOLDER] = str(self.jpegs)
         if self.files is not None:
@@ -217,7 +217,7 @@ def main() -> None:
     asked = arguments()
     chosen = [one for one in WORKLOADS if not asked.only or one.name in asked.only]
     if asked.before:
-        chosen = [one.beside_before() for one in chosen]
+        chosen = [one.compared() for one in chosen]
     python, stateful = asked.upstream_python, asked.stateful_python
     if python is None and any(other.program in APART for one in chosen for other in one.contenders):
         python = installed(BENCH / "upstream", environment.UPSTREAM, asked.wheels)

@@ -13,18 +13,18 @@ class Stream(IterableDataset):
     """A stream of twelve samples with its current position."""
 
     def __init__(self) -> None:
-        self.place = 0
+        self.position = 0
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
-        while self.place < 12:
-            self.place += 1
-            yield {"input": torch.tensor(self.place)}, torch.tensor(self.place)
+        while self.position < 12:
+            self.position += 1
+            yield {"input": torch.tensor(self.position)}, torch.tensor(self.position)
 
     def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
+        return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
+        self.position = state["position"]
 
 
 def loader(workers: int) -> ParallelAwareDataloader:

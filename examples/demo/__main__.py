@@ -64,15 +64,15 @@ def _train(folder: Path, options: argparse.Namespace, model: train.Softmax) -> s
         for number in range(1, options.epochs + 1):
             found = train.epoch(loader, model)
             ours.append(found.count / found.seconds)
-            beside = ""
+            rival = ""
             if number == 1:  # only now, because this package's workers do not need torch
                 torchs = _loader_of_torch(folder, options)
             if torchs is not None:
                 second = train.epoch(torchs, other)
                 theirs.append(second.count / second.seconds)
-                beside = f" (torch's DataLoader: {theirs[-1]:,.0f})"
+                rival = f" (torch's DataLoader: {theirs[-1]:,.0f})"
             print(
-                f"epoch {number}: loss {found.loss:.3f}, {found.accuracy:.1%} correct, {ours[-1]:,.0f} images/s{beside}"
+                f"epoch {number}: loss {found.loss:.3f}, {found.accuracy:.1%} correct, {ours[-1]:,.0f} images/s{rival}"
             )
         verdict = str(loader.diagnose())
     rate = max(ours)  # the epoch that other programs disturbed least
@@ -117,7 +117,7 @@ def _survives(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> 
     with _loader(folder, options, on_worker_exit="restart", worker_prefetch_cnt=2) as loader:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the killed worker is reported below
-            found = train.epoch(_kill_one(loader), told=True)
+            found = train.epoch(_kill_one(loader), reported=True)
         restarts = loader.stats().restarts
     # If an epoch has few batches, the worker may already have sent its last batch, and then it is not replaced.
     replaced = restarts == 1 or len(usual.batches) <= 4 * options.workers
@@ -130,7 +130,7 @@ def _survives(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> 
     return same and replaced
 
 
-def _goes_on(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> bool:
+def _resumes(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> bool:
     """Returns whether a loader that resumes from the middle of an epoch yields exactly the remaining batches."""
     middle = len(usual.batches) // 2
     with _loader(folder, options) as loader:
@@ -139,7 +139,7 @@ def _goes_on(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> b
             next(batches)
         saved = pickle.dumps(loader.state_dict())
     with DataLoader2.from_state(pickle.loads(saved), MultiProcessingReadingService(options.workers)) as loader:
-        found = train.epoch(loader, told=True)
+        found = train.epoch(loader, reported=True)
     same = found.batches == usual.batches[middle:]
     print(
         f"resume: the epoch stopped after batch {middle} of {len(usual.batches)}; the state has "
@@ -167,10 +167,10 @@ def main(arguments: list[str] | None = None) -> int:
     accuracy = _test(testing, options, model)
     print(f"test: the model classifies {accuracy:.1%} of other crops correctly (goal: more than {_GOAL:.0%})")
     with _loader(training, options) as loader:
-        usual = train.epoch(loader, told=True)
+        usual = train.epoch(loader, reported=True)
     fine = accuracy > _GOAL and usual.count == options.photographs
     fine &= _survives(training, options, usual)
-    fine &= _goes_on(training, options, usual)
+    fine &= _resumes(training, options, usual)
     print(f"verdict: {verdict}")
     return 0 if fine else 1
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["FEATURES", "Epoch", "Softmax", "epoch", "small", "told_of"]
+__all__ = ["FEATURES", "Epoch", "Softmax", "epoch", "shown_of", "small"]
 
 
 class Softmax:
@@ -67,12 +67,12 @@ def small(images: Any) -> Any:
     return sums / (height // 14 * (width // 14))
 
 
-def epoch(batches: Any, model: Softmax | None = None, told: bool = False) -> Epoch:
+def epoch(batches: Any, model: Softmax | None = None, reported: bool = False) -> Epoch:
     """Consumes all batches.
 
     Args:
         model: the model to train on the batches, or None.
-        told: whether to compute a hash of each batch, so that the batches of two runs can be compared.
+        reported: whether to compute a hash of each batch, so that the batches of two runs can be compared.
     """
     result, start = Epoch(), time.perf_counter()
     for batch in batches:
@@ -80,8 +80,8 @@ def epoch(batches: Any, model: Softmax | None = None, told: bool = False) -> Epo
             loss, right = model.step(small(batch["image"]), batch["label"])
             result.loss += loss
             result.accuracy += right
-        if told:
-            result.batches.append(told_of(batch))
+        if reported:
+            result.batches.append(shown_of(batch))
         result.count += len(batch["label"])
     result.seconds = time.perf_counter() - start
     result.loss /= max(result.count, 1)
@@ -89,6 +89,6 @@ def epoch(batches: Any, model: Softmax | None = None, told: bool = False) -> Epo
     return result
 
 
-def told_of(batch: dict[str, Any]) -> str:
+def shown_of(batch: dict[str, Any]) -> str:
     """Returns a hash of a batch, which also depends on the order of the samples."""
     return hashlib.sha256("\n".join(batch["name"]).encode() + batch["image"].tobytes()).hexdigest()

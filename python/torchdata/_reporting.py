@@ -35,7 +35,7 @@ def _outside() -> tuple[FrameType, int]:
     return frame, level
 
 
-def place_outside() -> tuple[str, int, str]:
+def location_outside() -> tuple[str, int, str]:
     """Returns the file, line and module of the first frame outside this package, or of the code that started the
     process.
     """
@@ -45,11 +45,11 @@ def place_outside() -> tuple[str, int, str]:
     return frame.f_code.co_filename, frame.f_lineno, str(frame.f_globals.get("__name__", "<unknown>"))
 
 
-def begin_at(place: tuple[str, int, str]) -> None:
+def begin_at(location: tuple[str, int, str]) -> None:
     """Makes warnings refer to the line that started the process, because the process's stack does not contain the
     user's program."""
     global _begun_at
-    _begun_at = place
+    _begun_at = location
 
 
 def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:

@@ -210,7 +210,7 @@ class StatefulStream:
         self.iterator = self._iterate()
         return itertools.chain.from_iterable(self._pieces())
 
-    def go_to(self, state: StreamState) -> Iterator[Any]:
+    def resume_at(self, state: StreamState) -> Iterator[Any]:
         base: Any = state.own, state.inner
         is_there = False
         now: Any = _UNKNOWN if self._is_exact else self._asked()
@@ -298,12 +298,12 @@ class StatefulStream:
         if not is_stateful(self._iterable):
             return self._step() is _END
         seen: list[Any] = []
-        for is_anew in (True, False):
+        for is_new in (True, False):
             has_item = self._step() is not _END
             if not has_item:
                 self.iterator = self._iterate()
                 has_item = self._step() is not _END
-            if is_anew:
+            if is_new:
                 self.iterator = self._iterate()
             self._step()
             seen.append(self._after_load)

@@ -67,7 +67,7 @@ def _plain(qualified: str) -> str:
 def _users(function: Any, name: str) -> Iterator[UsersCode]:
     code = code_of(function)
     if code is not None and not code.co_filename.startswith(PACKAGE):
-        yield UsersCode(name, place_of(code), code)
+        yield UsersCode(name, code_location(code), code)
 
 
 def code_of(function: Any) -> CodeType | None:
@@ -80,7 +80,7 @@ def code_of(function: Any) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
-def place_of(code: CodeType) -> str:
+def code_location(code: CodeType) -> str:
     return f"{_short(code.co_filename)}:{code.co_firstlineno}"
 
 

@@ -19,10 +19,10 @@ pub struct Watchdog {
 }
 
 pub fn watchdog(seconds: u64) -> Watchdog {
-    let (alive, gone) = mpsc::channel::<()>();
+    let (alive, ended) = mpsc::channel::<()>();
     let name = std::thread::current().name().unwrap_or("a test").to_owned();
     std::thread::spawn(move || {
-        if gone.recv_timeout(Duration::from_secs(seconds)) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if ended.recv_timeout(Duration::from_secs(seconds)) == Err(mpsc::RecvTimeoutError::Timeout) {
             eprintln!("watchdog: {name} (process {}) took more than {seconds} s", std::process::id());
             std::process::abort();
         }

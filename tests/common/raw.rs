@@ -12,21 +12,21 @@ impl Raw {
         Self(MmapOptions::new().map_raw(&link.region().fd()).unwrap())
     }
 
-    pub fn byte(&self, place: usize) -> &AtomicU8 {
-        assert!(place < self.0.len());
+    pub fn byte(&self, offset: usize) -> &AtomicU8 {
+        assert!(offset < self.0.len());
         // SAFETY: the address is inside the mapping, which exists as long as `self`.
-        unsafe { &*self.0.as_mut_ptr().add(place).cast() }
+        unsafe { &*self.0.as_mut_ptr().add(offset).cast() }
     }
 
-    pub fn u64(&self, place: usize) -> &AtomicU64 {
-        assert!(place.is_multiple_of(8) && place + 8 <= self.0.len());
+    pub fn u64(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset + 8 <= self.0.len());
         // SAFETY: the address is aligned and inside the mapping, which exists as long as `self`.
-        unsafe { &*self.0.as_mut_ptr().add(place).cast() }
+        unsafe { &*self.0.as_mut_ptr().add(offset).cast() }
     }
 
-    pub fn u32(&self, place: usize) -> &AtomicU32 {
-        assert!(place.is_multiple_of(4) && place + 4 <= self.0.len());
+    pub fn u32(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset + 4 <= self.0.len());
         // SAFETY: the address is aligned and inside the mapping, which exists as long as `self`.
-        unsafe { &*self.0.as_mut_ptr().add(place).cast() }
+        unsafe { &*self.0.as_mut_ptr().add(offset).cast() }
     }
 }

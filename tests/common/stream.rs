@@ -83,11 +83,11 @@ fn wait(bell: &BellRef, mut ready: impl FnMut() -> bool) {
     for _ in 0..turns {
         std::thread::yield_now();
         let began = std::mem::replace(&mut now, nanoseconds());
-        let goes_on = TURNS.given(began, now, bell.processes());
+        let continues = TURNS.given(began, now, bell.processes());
         if ready() {
             return TURNS.helped();
         }
-        if !goes_on {
+        if !continues {
             break;
         }
     }

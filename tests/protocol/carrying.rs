@@ -19,11 +19,11 @@ pub const UNDER_WAY: usize = 2;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Up {
     units: VecDeque<Unit>,
-    words: Said,
+    words: Last,
 }
 
 /// The header fields `acknowledged` and `starving` of a worker's link, which the worker writes.
-type Said = (bool, u32);
+type Last = (bool, u32);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Down {
@@ -40,10 +40,10 @@ pub struct Carrier {
     /// Messages that wait for space in the main process's link.
     arrived: VecDeque<Unit>,
     /// Commands that wait for space in the worker's link.
-    to_tell: VecDeque<Ordered>,
+    to_send: VecDeque<Ordered>,
     /// The last values of the header fields `order`, `grant` and `count` that were sent to the worker.
-    told: (u64, u64, u32),
-    said: Said,
+    sent: (u64, u64, u32),
+    last: Last,
     acknowledged: bool,
     is_cut: bool,
 }
@@ -56,9 +56,9 @@ impl Carrier {
             up: VecDeque::new(),
             down: VecDeque::new(),
             arrived: VecDeque::new(),
-            to_tell: VecDeque::new(),
-            told: (0, Grant::NONE, 0),
-            said: (false, 0),
+            to_send: VecDeque::new(),
+            sent: (0, Grant::NONE, 0),
+            last: (false, 0),
             acknowledged: false,
             is_cut: false,
         }
@@ -68,24 +68,24 @@ impl Carrier {
 impl Setting {
     pub fn carrier_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
         let Some(carrier) = world.elsewhere.carriers.get(index) else { return };
-        if world.main == Main::Gone {
+        if world.main == Main::Exited {
             return;
         }
         let mut push = |name, after: World| take(Act::Carrier(index, name), Ok(after));
         let (child, far, near) = (&world.children[index], &world.elsewhere.far[index], &world.out[index]);
         let words = (child.acknowledged, far.starving);
-        if !carrier.is_cut && carrier.up.len() < UNDER_WAY && (!far.units.is_empty() || words != carrier.said) {
+        if !carrier.is_cut && carrier.up.len() < UNDER_WAY && (!far.units.is_empty() || words != carrier.last) {
             let mut after = world.clone();
             let units = std::mem::take(&mut after.elsewhere.far[index].units);
             let carrier = &mut after.elsewhere.carriers[index];
-            carrier.said = words;
+            carrier.last = words;
             carrier.up.push_back(Up { units, words });
             push("sends what the worker has made", after);
         }
-        if !carrier.is_cut && carrier.up.len() < UNDER_WAY && !far.units.is_empty() && words != carrier.said {
+        if !carrier.is_cut && carrier.up.len() < UNDER_WAY && !far.units.is_empty() && words != carrier.last {
             let mut after = world.clone();
             let carrier = &mut after.elsewhere.carriers[index];
-            carrier.said = words;
+            carrier.last = words;
             carrier.up.push_back(Up { units: VecDeque::new(), words });
             push("sends words, and leaves units", after);
         }
@@ -109,10 +109,10 @@ impl Setting {
             push("puts units into main's ring", after);
         }
         let words = (carrier.order, near.grant, near.count);
-        if carrier.down.len() < UNDER_WAY && (!carrier.commands.is_empty() || words != carrier.told) {
+        if carrier.down.len() < UNDER_WAY && (!carrier.commands.is_empty() || words != carrier.sent) {
             let mut after = world.clone();
             let carrier = &mut after.elsewhere.carriers[index];
-            carrier.told = words;
+            carrier.sent = words;
             let commands = std::mem::take(&mut carrier.commands);
             carrier.down.push_back(Down { commands, words });
             push("sends what main has said", after);
@@ -121,27 +121,27 @@ impl Setting {
             let mut after = world.clone();
             let carrier = &mut after.elsewhere.carriers[index];
             let frame = carrier.down.pop_front().expect("there is one");
-            carrier.to_tell.extend(frame.commands);
+            carrier.to_send.extend(frame.commands);
             let (child, far) = (&mut after.children[index], &mut after.elsewhere.far[index]);
             (child.order, far.grant, far.count) = frame.words;
             push("shows the worker words", after);
         }
-        if !carrier.to_tell.is_empty() && child.doing != Doing::Gone && child.control.len() < CONTROL {
+        if !carrier.to_send.is_empty() && child.doing != Doing::Exited && child.control.len() < CONTROL {
             let mut after = world.clone();
             let (carrier, child) = (&mut after.elsewhere.carriers[index], &mut after.children[index]);
             while child.control.len() < CONTROL
-                && let Some(command) = carrier.to_tell.pop_front()
+                && let Some(command) = carrier.to_send.pop_front()
             {
                 child.control.push_back(command);
             }
             push("tells the worker", after);
         }
-        if world.deaths > 0 && child.doing != Doing::Gone {
+        if world.exits > 0 && child.doing != Doing::Exited {
             let mut after = world.clone();
-            after.deaths -= 1;
-            after.children[index].doing = Doing::Gone;
+            after.exits -= 1;
+            after.children[index].doing = Doing::Exited;
             after.elsewhere.carriers[index].is_cut = true;
-            take(Act::HostDies(index), Ok(after));
+            take(Act::HostExits(index), Ok(after));
         }
     }
 
@@ -151,10 +151,10 @@ impl Setting {
 }
 
 impl World {
-    pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
+    pub fn send_order(&mut self, index: usize, ordered: Ordered) -> bool {
         let Self { children, elsewhere, .. } = self;
         let child = &mut children[index];
-        let is_gone = child.doing == Doing::Gone;
+        let has_exited = child.doing == Doing::Exited;
         let Child { control, order, .. } = child;
         let (control, order) = match elsewhere.carriers.get(index).is_some() {
             true => {
@@ -163,8 +163,8 @@ impl World {
             }
             false => (control, order),
         };
-        if control.len() == CONTROL || is_gone {
-            return is_gone;
+        if control.len() == CONTROL || has_exited {
+            return has_exited;
         }
         *order = ordered.command.order().unwrap_or(*order);
         control.push_back(ordered);
@@ -176,13 +176,13 @@ impl World {
     }
 
     /// Returns whether a child has exited, and the main process can detect this.
-    pub fn is_gone(&self, index: usize) -> bool {
+    pub fn has_exited(&self, index: usize) -> bool {
         let child = &self.children[index];
         let all_arrived = |carrier: &Carrier| {
-            carrier.up.is_empty() && self.elsewhere.far[index].units.is_empty() && child.acknowledged == carrier.said.0
+            carrier.up.is_empty() && self.elsewhere.far[index].units.is_empty() && child.acknowledged == carrier.last.0
         };
         let sees = |carrier: &Carrier| carrier.is_cut || all_arrived(carrier);
-        child.doing == Doing::Gone && self.elsewhere.carriers.get(index).is_none_or(sees)
+        child.doing == Doing::Exited && self.elsewhere.carriers.get(index).is_none_or(sees)
     }
 
     pub fn renew_carrier(&mut self, setting: &Setting, index: usize) {
@@ -199,33 +199,33 @@ fn carried(workers: usize, outputs: &'static [u8]) -> Setting {
 }
 
 #[test]
-fn one_worker_elsewhere() {
+fn the_model_holds_for_one_worker_on_another_machine() {
     for (window, outputs) in [(1, &[2, 0, 1][..]), (2, &[1, 1])] {
         super::all_hold(&Setting { window, ..carried(1, outputs) });
     }
 }
 
 #[test]
-fn two_workers_elsewhere() {
+fn the_model_holds_for_two_workers_on_other_machines() {
     super::all_hold(&Setting { epochs: 1, ..carried(2, &[1, 1]) });
 }
 
 #[test]
 fn a_worker_on_another_machine_is_resumed_and_replaced() {
     let one = Setting { epochs: 1, snapshots: 2, ..carried(1, &[1, 1]) };
-    holds("goes on", &Setting { resumes: 1, ..one.clone() });
-    let replaced = Setting { restarts: true, deaths: 2, ..one };
+    holds("resumes", &Setting { resumes: 1, ..one.clone() });
+    let replaced = Setting { restarts: true, exits: 2, ..one };
     holds("replaced", &replaced);
     holds("replaced, calls", &Setting { calls: true, snapshots: 1, ..replaced.clone() });
-    holds("replaced, halts", &Setting { pauses: true, deaths: 1, ..replaced.clone() });
-    holds("replaced, two epochs, breaks", &Setting { epochs: 2, breaks: true, deaths: 1, snapshots: 1, ..replaced });
+    holds("replaced, halts", &Setting { pauses: true, exits: 1, ..replaced.clone() });
+    holds("replaced, two epochs, breaks", &Setting { epochs: 2, breaks: true, exits: 1, snapshots: 1, ..replaced });
 }
 
 #[test]
 #[ignore = "takes ten minutes: by hand, as the others"]
 fn a_worker_on_another_machine_is_resumed_twice_and_called_between_snapshots() {
     let one = Setting { epochs: 1, snapshots: 2, ..carried(1, &[1, 1]) };
-    holds("goes on twice", &Setting { resumes: 2, ..one.clone() });
-    holds("goes on, breaks", &Setting { resumes: 1, breaks: true, epochs: 2, ..one.clone() });
-    holds("replaced, calls", &Setting { restarts: true, deaths: 2, calls: true, ..one });
+    holds("resumes twice", &Setting { resumes: 2, ..one.clone() });
+    holds("resumes, breaks", &Setting { resumes: 1, breaks: true, epochs: 2, ..one.clone() });
+    holds("replaced, calls", &Setting { restarts: true, exits: 2, calls: true, ..one });
 }

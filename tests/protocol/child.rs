@@ -1,7 +1,7 @@
 //! Models the steps of child processes: running graphs, sending items, reading items from the dispatching process, and
 //! executing commands.
 
-use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
+use torchdata_core::protocol::{Choice, Command, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
 
 use super::memory::{Kind, Link, Pump, Unit, permit};
 use super::saving::digest;
@@ -10,16 +10,16 @@ use super::world::{Act, Child, Doing, Links, Main, Setting, Take, World};
 impl Setting {
     pub fn child_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
         let child = &world.children[index];
-        if child.doing == Doing::Gone {
+        if child.doing == Doing::Exited {
             return;
         }
         let mut push = |name, after: World| {
             let after = after.broken.map_or(Ok(after), |broken| Err(broken.to_owned()));
             take(Act::Child(index, name), after);
         };
-        if world.main == Main::Gone {
+        if world.main == Main::Exited {
             let mut after = world.clone();
-            after.children[index].doing = Doing::Gone;
+            after.children[index].doing = Doing::Exited;
             return push("ends with main", after);
         }
         // A child reads no commands while its graph runs.
@@ -39,7 +39,7 @@ impl Setting {
         }
         let mut after = world.clone();
         let name = match child.doing {
-            Doing::Idle | Doing::Gone => unreachable!("it waits"),
+            Doing::Idle | Doing::Exited => unreachable!("it waits"),
             Doing::Between => after.begin_next_pass(index),
             Doing::Pumping => after.pump(self, index),
             Doing::InGraph => after.run_graph(self, index),
@@ -53,9 +53,9 @@ impl Setting {
 
     /// Returns whether a worker must finish recomputing items before it may execute a requested function call.
     fn holds_call(&self, index: usize, child: &Child) -> bool {
-        let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
+        let recomputes = child.obedience.runs() && child.pump.sending[0].outstanding() > 0;
         let epoch = child.pump.stream().epoch();
-        let holds = owes && !self.is_dispatcher(index);
+        let holds = recomputes && !self.is_dispatcher(index);
         holds && !Obedience::is_superseded(epoch, child.order)
     }
 
@@ -68,18 +68,18 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
     matches!(sending.reader(link.grant), Some(Reader::Left | Reader::Ahead | Reader::Done))
 }
 
-fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
+fn next_choice(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Choice, Vec<Sending>) {
     let mut sending = pump.sending.clone();
     let mut permit = |reader: usize| permit(setting.heavy, &mut sending[reader], &links[first + reader]);
     // All shards of a worker send their items over the same link.
-    let deal = if pump.sending.len() == 1 { pump.dealing.next_of_shards(permit(0)) } else { pump.dealing.next(permit) };
-    (deal, sending)
+    let next = if pump.sending.len() == 1 { pump.dealing.next_of_shards(permit(0)) } else { pump.dealing.next(permit) };
+    (next, sending)
 }
 
 impl World {
     pub fn outgoing(&self, setting: &Setting, index: usize) -> (&Links, usize) {
         match (setting.is_dispatcher(index), setting.carried) {
-            (true, false) => (&self.dealt, 0),
+            (true, false) => (&self.dispatched, 0),
             (true, true) => (&self.elsewhere.dealing, 0),
             (false, false) => (&self.out, index),
             (false, true) => (&self.elsewhere.far, index),
@@ -87,9 +87,9 @@ impl World {
     }
 
     pub fn writer(&mut self, setting: &Setting, index: usize) -> (&mut Child, &mut Links, usize) {
-        let Self { children, out, dealt, elsewhere, .. } = self;
+        let Self { children, out, dispatched, elsewhere, .. } = self;
         let (links, first) = match (setting.is_dispatcher(index), setting.carried) {
-            (true, false) => (dealt, 0),
+            (true, false) => (dispatched, 0),
             (true, true) => (&mut elsewhere.dealing, 0),
             (false, false) => (out, index),
             (false, true) => (&mut elsewhere.far, index),
@@ -101,9 +101,9 @@ impl World {
         let child = &self.children[index];
         let (links, first) = self.outgoing(setting, index);
         match (child.doing, &child.pump) {
-            (Doing::Idle | Doing::Gone, _) => true,
+            (Doing::Idle | Doing::Exited, _) => true,
             (Doing::Between, Pump { dealing, sending, .. }) => {
-                !dealing.is_asked_again(|reader| sending[reader].reader(links[reader].grant).unwrap_or(Reader::Behind))
+                !dealing.is_asked_again(|reader| sending[reader].reader(links[reader].grant).unwrap_or(Reader::Earlier))
             }
             (Doing::Pumping, Pump { departing: Some((target, _)), sending, .. }) => {
                 let link = &links[first + target];
@@ -111,8 +111,8 @@ impl World {
             }
             (Doing::Pumping, Pump { ending: true, .. }) => false,
             (Doing::Pumping, pump) => {
-                let deal = next_deal(setting, pump, links, first).0;
-                matches!(deal, Deal::WaitFor(_))
+                let next = next_choice(setting, pump, links, first).0;
+                matches!(next, Choice::WaitFor(_))
             }
             (Doing::InGraph, _) => {
                 let at_source = child.made.1 == 0 && !child.failed && !child.exhausted;
@@ -123,7 +123,7 @@ impl World {
 
     /// Returns whether a worker has reported in its link's header that it waits for a dispatched item.
     fn awaits_share(&self, setting: &Setting, index: usize) -> bool {
-        let (child, link) = (&self.children[index], &self.dealt[index]);
+        let (child, link) = (&self.children[index], &self.dispatched[index]);
         let own = &self.outgoing(setting, index).0[index];
         let epoch = child.pump.stream().epoch();
         if child.share.receiving.stream() != Stream::new(epoch, child.pass + 1) {
@@ -131,8 +131,8 @@ impl World {
         }
         let has_enough = setting.header_of(index).is_some_and(|most| child.read >= most);
         let nothing_waits = child.share.glance(link) == Some(false);
-        let has_said_so = own.starving == epoch && !Obedience::is_superseded(epoch, child.order);
-        !child.looked && !has_enough && nothing_waits && has_said_so
+        let is_starving = own.starving == epoch && !Obedience::is_superseded(epoch, child.order);
+        !child.looked && !has_enough && nothing_waits && is_starving
     }
 
     pub fn is_by_itself(&self, setting: &Setting, index: usize) -> bool {
@@ -165,7 +165,7 @@ impl World {
                 child.acknowledged = true;
                 self.apply(setting, index);
             }
-            (Step::End, Command::Stop) => child.doing = Doing::Gone,
+            (Step::End, Command::Stop) => child.doing = Doing::Exited,
             _ => self.broken = Some("a command is obeyed by a step of another one"),
         }
     }
@@ -174,8 +174,8 @@ impl World {
         let child = &mut self.children[index];
         child.applied += 1;
         // A child skips the remaining items of an abandoned epoch.
-        let goes_on = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
-        if setting.restarts && goes_on && child.place() < self.kept.had[index] {
+        let continues = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
+        if setting.restarts && continues && child.position() < self.kept.had[index] {
             self.broken = Some("a function is met before items that main has from before it");
         }
     }
@@ -186,7 +186,7 @@ impl World {
             let epoch = child.pump.stream().epoch();
             let grant = child.share.receiving.finish(epoch);
             let taken = child.share.taken;
-            (self.dealt[index].grant, self.dealt[index].count) = (grant.word(), taken);
+            (self.dispatched[index].grant, self.dispatched[index].count) = (grant.word(), taken);
         }
     }
 
@@ -236,17 +236,17 @@ impl World {
             pump.dealing.turn.end(target);
             return "is about to end";
         }
-        let (deal, sending) = next_deal(setting, pump, links, first);
+        let (next, sending) = next_choice(setting, pump, links, first);
         pump.sending = sending;
-        match deal {
-            Deal::WaitFor(_) => unreachable!("it waits"),
-            Deal::Nobody => {
+        match next {
+            Choice::WaitFor(_) => unreachable!("it waits"),
+            Choice::Nobody => {
                 pump.ending = true;
                 "is wanted no more"
             }
-            Deal::To(target) | Deal::Skip(target) => {
+            Choice::To(target) | Choice::Skip(target) => {
                 child.target = target;
-                child.skips = matches!(deal, Deal::Skip(_));
+                child.skips = matches!(next, Choice::Skip(_));
                 child.may_save = false;
                 child.doing = Doing::InGraph;
                 "asks its graph"
@@ -321,7 +321,7 @@ impl World {
     }
 
     pub fn read_share(&mut self, setting: &Setting, index: usize) -> &'static str {
-        let (child, link) = (&mut self.children[index], &mut self.dealt[index]);
+        let (child, link) = (&mut self.children[index], &mut self.dispatched[index]);
         let epoch = child.pump.stream().epoch();
         let wanted = Stream::new(epoch, child.pass + 1);
         if std::mem::take(&mut child.looked) && child.share.receiving.stream() == wanted {
@@ -356,14 +356,14 @@ impl World {
             return "starves";
         }
         self.starve(setting, index, 0);
-        let (child, link) = (&mut self.children[index], &mut self.dealt[index]);
+        let (child, link) = (&mut self.children[index], &mut self.dispatched[index]);
         match link.units.pop_front().expect("one waits").kind {
             Kind::Item(of, item) => {
                 child.share.took(link);
                 child.read += 1;
                 child.made = (item, setting.outputs[usize::from(item)]);
                 if of != child.epoch {
-                    self.broken = Some("an item of another epoch is dealt to a worker");
+                    self.broken = Some("an item of another epoch is dispatched to a worker");
                 } else if setting.saves() {
                     child.share_account.count(digest((of, item)));
                 }
@@ -374,8 +374,8 @@ impl World {
                 child.exhausted = child.pass >= setting.passes;
             }
             Kind::Error => child.failed = true,
-            Kind::Dealt(dealt) => {
-                child.relay = Some(dealt);
+            Kind::Dispatched(dispatched) => {
+                child.relay = Some(dispatched);
                 return "keeps a snapshot to be passed on";
             }
             Kind::Saved(_) => unreachable!("workers send these to main"),
@@ -400,10 +400,10 @@ impl World {
             pump.dealing.turn.advance();
             return;
         }
-        if pump.sending[target].owed() > 0 {
+        if pump.sending[target].outstanding() > 0 {
             pump.count(setting, target, digest(item));
             pump.sending[target].made_again();
-            if pump.has_made_other_items_again(target) {
+            if pump.has_recomputed_other_items(target) {
                 self.broken = Some("what is made again is not what the reader has");
             }
         } else {

@@ -222,12 +222,12 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
                 Err(what) => drop(broken.get_or_insert((step, what))),
             });
             if let Some((step, what)) = broken {
-                return Err(told(model, &known, &before, number, &what, Some(&step)));
+                return Err(text(model, &known, &before, number, &what, Some(&step)));
             }
             if model.is_over(&state) {
                 ends.push(number);
             } else if first[number as usize] == after.len() {
-                return Err(told(model, &known, &before, number, "everybody waits", None));
+                return Err(text(model, &known, &before, number, "everybody waits", None));
             }
         }
         layer = next;
@@ -235,7 +235,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let steps = after.len();
     first.push(steps);
     if let Some(lost) = without_end(&first, &after, &ends) {
-        return Err(told(model, &known, &before, lost, "from here no end can be reached", None));
+        return Err(text(model, &known, &before, lost, "from here no end can be reached", None));
     }
     Ok(Explored { states: before.len(), steps, ends: ends.len() })
 }
@@ -245,20 +245,20 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
     // Most steps lead to states with higher numbers, so visiting the states in descending order takes few rounds.
-    let mut goes_on = true;
-    while std::mem::take(&mut goes_on) {
+    let mut continues = true;
+    while std::mem::take(&mut continues) {
         for state in (0..states).rev() {
             let mut next = after[first[state]..first[state + 1]].iter();
             if !reaches[state] && next.any(|&next| reaches[next as usize]) {
                 reaches[state] = true;
-                goes_on = true;
+                continues = true;
             }
         }
     }
     reaches.iter().position(|&reached| !reached).map(|state| state as u32)
 }
 
-fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &str, last: Option<&M::Step>) -> String {
+fn text<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &str, last: Option<&M::Step>) -> String {
     let mut way = vec![number];
     while way[way.len() - 1] != 0 {
         way.push(before[way[way.len() - 1] as usize]);

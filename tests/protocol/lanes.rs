@@ -19,38 +19,38 @@ pub struct Lane {
     /// Messages from the worker to the dispatching process: a `Grant`, and the number of items that the grant permits.
     up: VecDeque<(u64, u32)>,
     arrived: VecDeque<Unit>,
-    said: (u64, u32),
+    last: (u64, u32),
 }
 
 impl Lane {
     fn new() -> Self {
-        Self { down: VecDeque::new(), up: VecDeque::new(), arrived: VecDeque::new(), said: (Grant::NONE, 0) }
+        Self { down: VecDeque::new(), up: VecDeque::new(), arrived: VecDeque::new(), last: (Grant::NONE, 0) }
     }
 }
 
 impl Setting {
     pub fn lane_steps(&self, world: &World, index: usize, take: &mut Take<'_>) {
         let Some(lane) = world.elsewhere.lanes.get(index) else { return };
-        if world.main == Main::Gone || world.children[index].doing == Doing::Gone {
+        if world.main == Main::Exited || world.children[index].doing == Doing::Exited {
             return;
         }
         let mut push = |name, after: World| take(Act::Carrier(index, name), Ok(after));
-        let (near, there) = (&world.elsewhere.dealing[index], &world.dealt[index]);
+        let (near, there) = (&world.elsewhere.dealing[index], &world.dispatched[index]);
         if lane.down.len() < UNDER_WAY && lane.arrived.is_empty() && !near.units.is_empty() {
             let mut after = world.clone();
             let units = std::mem::take(&mut after.elsewhere.dealing[index].units);
             after.elsewhere.lanes[index].down.push_back(units);
-            push("sends what is dealt", after);
+            push("sends what is dispatched", after);
         }
         if lane.arrived.is_empty() && !lane.down.is_empty() {
             let mut after = world.clone();
             let lane = &mut after.elsewhere.lanes[index];
             lane.arrived = lane.down.pop_front().expect("there is one");
-            push("brings what is dealt", after);
+            push("brings what is dispatched", after);
         }
         if !lane.arrived.is_empty() && there.units.len() < self.ring {
             let mut after = world.clone();
-            let (lane, there) = (&mut after.elsewhere.lanes[index], &mut after.dealt[index]);
+            let (lane, there) = (&mut after.elsewhere.lanes[index], &mut after.dispatched[index]);
             while there.units.len() < self.ring
                 && let Some(unit) = lane.arrived.pop_front()
             {
@@ -59,10 +59,10 @@ impl Setting {
             push("puts units into the worker's ring", after);
         }
         let grant = (there.grant, there.count);
-        if lane.up.len() < UNDER_WAY && grant != lane.said {
+        if lane.up.len() < UNDER_WAY && grant != lane.last {
             let mut after = world.clone();
             let lane = &mut after.elsewhere.lanes[index];
-            lane.said = grant;
+            lane.last = grant;
             lane.up.push_back(grant);
             push("sends a grant", after);
         }
@@ -88,32 +88,32 @@ impl World {
     }
 }
 
-fn dealt(workers: usize, outputs: &'static [u8]) -> Setting {
+fn dispatched(workers: usize, outputs: &'static [u8]) -> Setting {
     Setting { carried: true, epochs: 1, ..super::setting(workers, true, outputs) }
 }
 
 #[test]
 fn items_are_dispatched_to_a_worker_on_another_machine() {
-    super::all_hold(&dealt(1, &[2, 0, 1]));
+    super::all_hold(&dispatched(1, &[2, 0, 1]));
 }
 
 #[test]
 fn items_are_dispatched_to_two_workers_on_other_machines() {
-    holds("beside another one", &dealt(2, &[1, 1]));
+    holds("beside another one", &dispatched(2, &[1, 1]));
 }
 
 #[test]
 fn a_worker_on_another_machine_that_reads_dispatched_items_is_replaced() {
-    let replaced = Setting { restarts: true, deaths: 1, snapshots: 1, ..dealt(1, &[1]) };
+    let replaced = Setting { restarts: true, exits: 1, snapshots: 1, ..dispatched(1, &[1]) };
     holds("replaced", &replaced);
 }
 
 #[test]
 #[ignore = "takes four minutes: by hand, as the others"]
 fn items_are_dispatched_to_a_worker_on_another_machine_for_all_events() {
-    let one = Setting { snapshots: 1, ..dealt(1, &[1]) };
-    let replaced = Setting { restarts: true, deaths: 1, ..one.clone() };
-    holds("goes on", &Setting { resumes: 1, ..one });
-    holds("replaced, two items", &Setting { restarts: true, deaths: 1, snapshots: 1, ..dealt(1, &[1, 1]) });
+    let one = Setting { snapshots: 1, ..dispatched(1, &[1]) };
+    let replaced = Setting { restarts: true, exits: 1, ..one.clone() };
+    holds("resumes", &Setting { resumes: 1, ..one });
+    holds("replaced, two items", &Setting { restarts: true, exits: 1, snapshots: 1, ..dispatched(1, &[1, 1]) });
     holds("replaced, calls", &Setting { calls: true, ..replaced });
 }

@@ -8,11 +8,11 @@
 mod carrying;
 mod child;
 mod explore;
-mod going_on;
 mod lanes;
 mod main_process;
 mod memory;
 mod restarting;
+mod resumed;
 mod resuming;
 mod rules;
 mod saving;
@@ -52,17 +52,17 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("an error", with(&|s| s.fails_at = Some(1))),
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),
-        ("halts, calls meanwhile, goes on", with(&|s| s.pauses = true)),
+        ("halts, calls meanwhile, resumes", with(&|s| s.pauses = true)),
         ("calls", with(&|s| s.calls = true)),
-        ("a death", with(&|s| s.deaths = 1)),
+        ("an exit", with(&|s| s.exits = 1)),
         ("reading ahead, breaks", with(&|s| (s.reads_ahead, s.breaks) = (true, true))),
         ("two passes", with(&|s| s.passes = 2)),
         ("shares left early", with(&|s| s.header = Some(1))),
         ("shares left early, two passes", with(&|s| (s.header, s.passes) = (Some(1), 2))),
         ("large items, breaks", with(&|s| (s.heavy, s.breaks) = (true, true))),
-        ("large items, halts, calls meanwhile, goes on", with(&|s| (s.heavy, s.pauses) = (true, true))),
+        ("large items, halts, calls meanwhile, resumes", with(&|s| (s.heavy, s.pauses) = (true, true))),
         ("large items, shares left early, two passes", with(&|s| (s.heavy, s.header, s.passes) = (true, Some(1), 2))),
-        ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
+        ("large items, an exit", with(&|s| (s.heavy, s.exits) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
     // Settings with `heavy` are omitted if all windows are one item, because only larger windows make a difference.
@@ -86,7 +86,7 @@ fn all_hold(setting: &Setting) {
 }
 
 #[test]
-fn one_worker() {
+fn the_model_holds_for_one_worker() {
     for window in [1, 2] {
         for outputs in [&[2, 0, 1][..], &[0, 1, 1], &[1, 1]] {
             all_hold(&Setting { window, ..setting(1, false, outputs) });
@@ -120,7 +120,7 @@ fn two_workers_and_the_dispatching_process() {
 fn three_workers_and_the_dispatching_process() {
     for (what, setting) in happenings(&setting(3, true, &[0, 2])) {
         // With three workers, exploring settings with exits or with `in_order=false` takes too long.
-        if setting.deaths == 0 && setting.in_order {
+        if setting.exits == 0 && setting.in_order {
             holds(&format!("3 workers, dispatching: {what}"), &setting);
         }
     }

@@ -16,18 +16,18 @@ pub enum Asked {
 
 impl Setting {
     pub fn main_steps(&self, world: &World, take: &mut Take<'_>) {
-        if world.main == Main::Gone {
+        if world.main == Main::Exited {
             return;
         }
         let mut push = |name, after: After| take(Act::Main(name), after);
         if !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
             // The main process checks for exits even while it waits for answers.
-            if world.is_dead() && !(self.restarts && world.main == Main::Between) {
-                let mut learnt = world.clone();
-                if !self.restarts || !learnt.replace_dead(self) {
-                    learnt.main = Main::Stopping(0);
+            if world.is_any_exited() && !(self.restarts && world.main == Main::Between) {
+                let mut detected = world.clone();
+                if !self.restarts || !detected.replace_processes(self) {
+                    detected.main = Main::Stopping(0);
                 }
-                push("learns of a death", Ok(learnt));
+                push("learns of an exit", Ok(detected));
                 if !self.restarts {
                     return;
                 }
@@ -39,7 +39,7 @@ impl Setting {
         }
         let mut after = world.clone();
         match world.main {
-            Main::Reading(_) | Main::Gone => unreachable!("seen to"),
+            Main::Reading(_) | Main::Exited => unreachable!("seen to"),
             Main::Between if world.epoch == self.epochs => {
                 after.main = Main::Stopping(0);
                 push("ends everything", Ok(after));
@@ -49,19 +49,19 @@ impl Setting {
                 after.begin_epoch(self, None);
                 push("begins an epoch", Ok(after));
             }
-            Main::Telling(_, 0) if self.reads_ahead => {
+            Main::Announcing(_, 0) if self.reads_ahead => {
                 after.main = Main::Replacing(after.number);
                 push("has told all", Ok(after));
             }
-            Main::Telling(_, 0) => {
+            Main::Announcing(_, 0) => {
                 after.main = Main::Reading(false);
                 push("has told all", Ok(after));
             }
-            Main::Telling(epoch, left) => {
+            Main::Announcing(epoch, left) => {
                 let ordered = after.ordered(left - 1);
                 // The dispatching process, which is the last child, must receive the command before the workers.
-                if world.kept.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
-                    after.main = Main::Telling(epoch, left - 1);
+                if world.kept.announced >> (left - 1) & 1 == 1 || after.send_order(left - 1, ordered) {
+                    after.main = Main::Announcing(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
                 }
             }
@@ -102,7 +102,7 @@ impl Setting {
             }
             Main::Calling(left, paused) => {
                 let index = left - 1;
-                if after.rests(index) || after.tell(index, plainly(Command::Call)) {
+                if after.rests(index) || after.send_order(index, plainly(Command::Call)) {
                     after.main = Main::Calling(index, paused);
                     push("calls a child", Ok(after));
                 }
@@ -110,13 +110,13 @@ impl Setting {
             Main::Stopping(count) if count == self.children() => {
                 // The main process kills children that do not exit in time.
                 for child in 0..self.children() {
-                    after.children[child].doing = Doing::Gone;
+                    after.children[child].doing = Doing::Exited;
                 }
-                after.main = Main::Gone;
+                after.main = Main::Exited;
                 push("reaps", Ok(after));
             }
             Main::Stopping(count) => {
-                let _ = after.tell(count, plainly(Command::Stop)); // a child whose link is full is killed later
+                let _ = after.send_order(count, plainly(Command::Stop)); // a child whose link is full is killed later
                 after.thread = None;
                 after.main = Main::Stopping(count + 1);
                 push("tells a child to stop", Ok(after));
@@ -127,7 +127,7 @@ impl Setting {
 
     pub fn thread_steps(&self, world: &World, take: &mut Take<'_>) {
         let Some(thread) = world.thread.filter(|thread| thread.holds.is_none()) else { return };
-        if world.main == Main::Gone || matches!(world.main, Main::Paused | Main::Calling(_, true)) {
+        if world.main == Main::Exited || matches!(world.main, Main::Paused | Main::Calling(_, true)) {
             return;
         }
         if thread.epoch != world.number {
@@ -166,18 +166,18 @@ impl Setting {
             push("calls", after);
         }
         if idle && world.resumes > 0 {
-            self.going_on_steps(world, take);
+            self.resume_steps(world, take);
         }
         let asked = if self.reads_ahead { world.take_read_ahead() } else { world.ask(self) };
         let Some((asked, mut after)) = asked else { return };
         let stepped = match asked {
             Asked::Item(item) => after.deliver(self, item),
             Asked::Ended(Ended::Over) => after.complete(self),
-            Asked::Ended(Ended::Failed) if self.is_to_go_on(world) => Err("it fails though it can go on".to_owned()),
+            Asked::Ended(Ended::Failed) if self.must_resume(world) => Err("it fails though it can go on".to_owned()),
             Asked::Ended(Ended::Failed) => {
                 after.set_window(0);
                 after.thread = None;
-                after.main = if after.has_died { Main::Stopping(0) } else { Main::Between };
+                after.main = if after.has_exited { Main::Stopping(0) } else { Main::Between };
                 Ok(())
             }
             Asked::Busy => Ok(()),
@@ -255,25 +255,25 @@ impl World {
             |peer| arrived[peer],
             |peer| starving[peer],
         );
-        let finds_death = self.waits && !self.has_died && self.is_dead();
-        if self.waits && next == Next::Wait && !finds_death {
+        let finds_exit = self.waits && !self.has_exited && self.is_any_exited();
+        if self.waits && next == Next::Wait && !finds_exit {
             return None;
         }
         let mut after = self.clone();
         after.collecting.set(collecting);
-        let asked = after.collect(setting, next, finds_death);
+        let asked = after.collect(setting, next, finds_exit);
         Some((asked, after))
     }
 
-    fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
+    fn collect(&mut self, setting: &Setting, next: Next, finds_exit: bool) -> Asked {
         // The main process may detect the exit of a child before reading all messages of this child.
-        if finds_death {
+        if finds_exit {
             self.waits = false;
-            if setting.restarts && self.replace_dead(setting) {
+            if setting.restarts && self.replace_processes(setting) {
                 return Asked::Busy;
             }
-            self.has_died = true;
-            self.collecting.note_death();
+            self.has_exited = true;
+            self.collecting.note_exit();
             return Asked::Busy;
         }
         match next {
@@ -300,7 +300,7 @@ impl World {
                         self.both_books().for_each(|books| books.end(peer));
                         Asked::Busy
                     }
-                    kind @ (Kind::Saved(_) | Kind::Dealt(_)) => {
+                    kind @ (Kind::Saved(_) | Kind::Dispatched(_)) => {
                         self.keep(setting, peer, &kind);
                         Asked::Busy
                     }
@@ -344,7 +344,7 @@ impl World {
             let (end, link) = (&self.ends[peer], &self.out[peer]);
             let one_more = end.receiving.one_more();
             if link.grant != one_more.word() {
-                end.tell(&mut self.out[peer], one_more, end.receiving.window().max(1));
+                end.announce(&mut self.out[peer], one_more, end.receiving.window().max(1));
                 relieved = true;
             }
         }

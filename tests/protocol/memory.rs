@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use torchdata_core::protocol::{
-    Account, Dealing, Dealt, Grant, Judgement, Permit, Receiving, Sending, Snapshot, Stream,
+    Account, Dealing, Dispatched, Grant, Judgement, Permit, Receiving, Sending, Snapshot, Stream,
 };
 
 use super::saving::Graph;
@@ -15,7 +15,7 @@ pub enum Kind {
     End,
     Error,
     Saved(Part<Snapshot<Graph>>),
-    Dealt(Part<Dealt<Graph>>),
+    Dispatched(Part<Dispatched<Graph>>),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -53,7 +53,7 @@ pub struct ReadEnd {
 }
 
 impl ReadEnd {
-    pub fn tell(&self, link: &mut Link, grant: Grant, extra: u64) {
+    pub fn announce(&self, link: &mut Link, grant: Grant, extra: u64) {
         link.grant = grant.word();
         link.count = self.taken + extra as u32;
     }
@@ -61,24 +61,24 @@ impl ReadEnd {
     pub fn begin(&mut self, link: &mut Link, stream: Stream, window: u64) {
         self.taken = 0;
         let grant = self.receiving.begin(stream, window);
-        self.tell(link, grant, window);
+        self.announce(link, grant, window);
     }
 
     pub fn set_window(&mut self, link: &mut Link, window: u64) {
         let grant = self.receiving.set_window(window);
-        self.tell(link, grant, window);
+        self.announce(link, grant, window);
     }
 
     pub fn took(&mut self, link: &mut Link) {
         self.taken += 1;
         let grant = self.receiving.take();
-        self.tell(link, grant, self.receiving.window());
+        self.announce(link, grant, self.receiving.window());
     }
 
     pub fn took_in(&mut self, link: &mut Link) {
         self.taken += 1;
         self.receiving.take();
-        self.tell(link, self.receiving.one_more(), self.receiving.window().max(1));
+        self.announce(link, self.receiving.one_more(), self.receiving.window().max(1));
     }
 
     pub fn glance(&self, link: &Link) -> Option<bool> {

@@ -7,16 +7,16 @@
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 
-use super::going_on::Place;
 use super::memory::{Kind, Link, Unit};
+use super::resumed::SavedPosition;
 use super::saving::{Ordered, Resumption, digest};
 use super::world::{Main, Setting, World};
 
 const ALL: u64 = 1 << 62;
 
 impl Setting {
-    pub fn is_to_go_on(&self, world: &World) -> bool {
-        self.restarts && world.called == 0 && self.fails_at.is_none() && usize::from(self.deaths - world.deaths) < TRIES
+    pub fn must_resume(&self, world: &World) -> bool {
+        self.restarts && world.called == 0 && self.fails_at.is_none() && usize::from(self.exits - world.exits) < TRIES
     }
 }
 
@@ -27,26 +27,26 @@ fn repeated(start: &Resumption) -> Resumption {
 }
 
 impl World {
-    pub fn is_dead(&self) -> bool {
-        (0..self.children.len()).any(|index| self.is_gone(index) && !self.rests(index))
+    pub fn is_any_exited(&self) -> bool {
+        (0..self.children.len()).any(|index| self.has_exited(index) && !self.rests(index))
     }
 
     pub fn rests(&self, index: usize) -> bool {
         self.kept.replacing.rests(index)
     }
 
-    pub fn replace_dead(&mut self, setting: &Setting) -> bool {
-        let dead = |world: &Self, index: usize| world.is_gone(index) && !world.rests(index);
-        let dead: Vec<usize> = (0..setting.children()).filter(|&index| dead(self, index)).collect();
-        self.drain(setting, dead.iter().copied());
+    pub fn replace_processes(&mut self, setting: &Setting) -> bool {
+        let exited = |world: &Self, index: usize| world.has_exited(index) && !world.rests(index);
+        let exited: Vec<usize> = (0..setting.children()).filter(|&index| exited(self, index)).collect();
+        self.drain(setting, exited.iter().copied());
         let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
         let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(worker)).collect();
-        let replaced = self.kept.replacing.wanted(&dead, &ended);
+        let replaced = self.kept.replacing.wanted(&exited, &ended);
         let halted = matches!(self.main, Main::Paused | Main::Calling(_, true));
         let items: Vec<u64> = received.iter().map(|account| account.items).collect();
-        let died = u64::from(setting.deaths - self.deaths); // numbers the successive processes of a child
-        for index in dead {
-            let judge = |this: &mut Self| this.kept.replacing.judge(index, died, this.number, &items, halted);
+        let incarnation = u64::from(setting.exits - self.exits); // numbers the successive processes of a child
+        for index in exited {
+            let judge = |this: &mut Self| this.kept.replacing.judge(index, incarnation, this.number, &items, halted);
             if replaced.contains(&index) && judge(self).is_final() {
                 return false;
             }
@@ -63,10 +63,10 @@ impl World {
         for &worker in replaced.iter().filter(|&&child| child < setting.workers) {
             self.kept.had[worker] = received[worker].items;
         }
-        let place = Place::at(setting, &self.kept.books, received);
-        let starts = place.resumptions(setting);
+        let position = SavedPosition::at(setting, &self.kept.books, received);
+        let starts = position.resumptions(setting);
         if setting.dispatches {
-            self.dealt.iter_mut().chain(self.elsewhere.dealing.iter_mut()).for_each(|link| *link = Link::new());
+            self.dispatched.iter_mut().chain(self.elsewhere.dealing.iter_mut()).for_each(|link| *link = Link::new());
         }
         for index in replaced {
             let is_worker = !setting.is_dispatcher(index);
@@ -78,14 +78,14 @@ impl World {
                 self.renew_carrier(setting, index);
                 self.ends[index].begin(&mut self.out[index], stream, window);
             }
-            self.kept.told |= 1 << index;
+            self.kept.announced |= 1 << index;
             let mut start = starts[index].clone();
             let mut command = Command::Epoch(self.number);
             if self.kept.replacing.repeats(index, &ended) {
                 command = Command::Repeat(self.number);
                 start = repeated(&start).into();
             }
-            self.tell(index, Ordered { command, epoch: self.epoch, start: Some(start) });
+            self.send_order(index, Ordered { command, epoch: self.epoch, start: Some(start) });
         }
         true
     }
@@ -102,7 +102,7 @@ impl World {
             }
             for unit in std::mem::take(&mut self.held[worker]) {
                 match unit.kind {
-                    Kind::Saved(_) | Kind::Dealt(_) => self.keep(setting, worker, &unit.kind),
+                    Kind::Saved(_) | Kind::Dispatched(_) => self.keep(setting, worker, &unit.kind),
                     _ => self.held[worker].push_back(unit),
                 }
             }

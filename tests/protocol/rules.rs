@@ -18,7 +18,7 @@ fn the_checksum_depends_on_every_item_and_on_their_order() {
 }
 
 #[test]
-fn behind_an_unknown_item_the_checksum_stays_unknown() {
+fn after_an_unknown_item_the_checksum_stays_unknown() {
     let mut account = Account { items: 1, checksum: 0 };
     account.count(7);
     assert_eq!(account, Account { items: 2, checksum: 0 });
@@ -33,14 +33,14 @@ fn a_grant_is_for_its_own_stream_only() {
     for epoch in [0, 1, 5, (1 << 14) - 1, 1 << 14, u32::MAX - 1] {
         let own = Stream::first(epoch);
         assert_eq!(seen(own, Wish::Items(7), own), Some(Reader::Here(7)));
-        assert_eq!(seen(own, Wish::Items(7), Stream::first(epoch + 1)), Some(Reader::Behind));
+        assert_eq!(seen(own, Wish::Items(7), Stream::first(epoch + 1)), Some(Reader::Earlier));
         assert_eq!(seen(Stream::first(epoch + 1), Wish::Items(7), own), Some(Reader::Done));
         for pass in 1..9 {
             let (this, next) = (Stream::new(epoch, pass), Stream::new(epoch, pass + 1));
             assert_eq!(seen(next, Wish::Items(1), this), Some(Reader::Ahead));
             assert_eq!(seen(next, Wish::Left, this), Some(Reader::Ahead));
             assert_eq!(seen(this, Wish::Left, this), Some(Reader::Left));
-            assert_eq!(seen(this, Wish::Items(1), next), Some(Reader::Behind));
+            assert_eq!(seen(this, Wish::Items(1), next), Some(Reader::Earlier));
             assert_eq!(seen(this, Wish::Done, next), Some(Reader::Done));
         }
     }
@@ -48,7 +48,7 @@ fn a_grant_is_for_its_own_stream_only() {
 
 #[test]
 fn at_a_links_birth_nothing_is_granted() {
-    assert_eq!(Grant::read(Grant::NONE, Stream::default()), Some(Reader::Behind));
+    assert_eq!(Grant::read(Grant::NONE, Stream::default()), Some(Reader::Earlier));
     assert_eq!(Grant::read(0, Stream::default()), None, "wiped memory is damage");
 }
 
@@ -61,7 +61,7 @@ fn credit_counts_on_where_the_counters_wrap() {
 }
 
 #[test]
-fn an_epoch_or_the_end_leaves_the_epoch_that_runs_and_is_obeyed_behind_it() {
+fn an_epoch_or_a_stop_ends_the_running_epoch_and_is_obeyed_after_it() {
     let mut child = Obedience::new(false);
     assert_eq!(child.obey(Command::Epoch(1)), Step::Run { first: true, last: false });
     for command in [Command::Epoch(2), Command::Repeat(1), Command::Stop] {
@@ -107,18 +107,18 @@ fn who_repeats_an_epoch_is_not_left_without_the_dispatching_process() {
 fn the_dispatching_process_makes_progress_with_any_item() {
     let mut replacing = Replacing::new(2, true);
     assert_eq!(replacing.item_of(2, &[4, 9]), 13);
-    assert_eq!(replacing.judge(2, 1, 1, &[4, 9], false).deaths, 1);
-    assert_eq!(replacing.judge(2, 2, 1, &[4, 9], false).deaths, 2);
-    assert_eq!(replacing.judge(2, 3, 1, &[4, 10], false).deaths, 1);
+    assert_eq!(replacing.judge(2, 1, 1, &[4, 9], false).exits, 1);
+    assert_eq!(replacing.judge(2, 2, 1, &[4, 9], false).exits, 2);
+    assert_eq!(replacing.judge(2, 3, 1, &[4, 10], false).exits, 1);
 }
 
 #[test]
-fn a_process_that_dies_while_all_are_halted_has_not_tried() {
+fn an_exit_while_all_processes_are_halted_is_not_an_attempt() {
     let mut replacing = Replacing::new(1, false);
     for process in 0..5 {
-        assert_eq!(replacing.judge(0, process, 1, &[3], true).deaths, 1);
+        assert_eq!(replacing.judge(0, process, 1, &[3], true).exits, 1);
     }
-    assert_eq!(replacing.judge(0, 9, 1, &[3], false).deaths, 2, "then it tries");
+    assert_eq!(replacing.judge(0, 9, 1, &[3], false).exits, 2, "then it tries");
 }
 
 #[test]

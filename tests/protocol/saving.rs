@@ -1,6 +1,6 @@
 //! Models how children send snapshots, and how workers relay snapshots of the dispatching process.
 
-use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
+use torchdata_core::protocol::{Account, Command, Dispatched, Reader, Share, Snapshot, Stream};
 
 use super::memory::{Kind, Pump, Unit};
 use super::shared::Part;
@@ -44,14 +44,17 @@ impl Pump {
         }
     }
 
-    pub fn has_made_other_items_again(&self, link: usize) -> bool {
-        let expected = self.expected[link].filter(|_| self.sending[link].owed() == 0);
+    pub fn has_recomputed_other_items(&self, link: usize) -> bool {
+        let expected = self.expected[link].filter(|_| self.sending[link].outstanding() == 0);
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
     }
 
     /// Returns whether the graph has ended too early, before it recomputed all items that a reader already has.
     pub fn lacks_some(&self) -> bool {
-        self.sending.iter().zip(&*self.expected).any(|(sending, expected)| sending.owed() > 0 && expected.is_some())
+        self.sending
+            .iter()
+            .zip(&*self.expected)
+            .any(|(sending, expected)| sending.outstanding() > 0 && expected.is_some())
     }
 }
 
@@ -107,8 +110,8 @@ impl Setting {
             return None;
         }
         let mut after = world.clone();
-        let World { children, dealt, .. } = &mut after;
-        let (child, link) = (&mut children[index], &mut dealt[index]);
+        let World { children, dispatched, .. } = &mut after;
+        let (child, link) = (&mut children[index], &mut dispatched[index]);
         if !child.looked {
             child.looked = true;
             child.share.begin(link, first, 0);
@@ -116,8 +119,8 @@ impl Setting {
         }
         let waits = child.share.look(link);
         let unit = link.units.pop_front().filter(|_| waits)?;
-        let Kind::Dealt(dealt) = unit.kind else { return None };
-        child.relay = Some(dealt);
+        let Kind::Dispatched(dispatched) = unit.kind else { return None };
+        child.relay = Some(dispatched);
         Some(("finds a snapshot to be passed on", after))
     }
 
@@ -131,7 +134,7 @@ impl Setting {
         let kind = if self.is_dispatcher(index) {
             let accounts = || (*child.pump.accounts).clone();
             (stream.pass() == 1)
-                .then(|| Kind::Dealt(Dealt { pass: 1, accounts: accounts(), content: child.graph() }.into()))
+                .then(|| Kind::Dispatched(Dispatched { pass: 1, accounts: accounts(), content: child.graph() }.into()))
         } else {
             let sent = child.pump.accounts[0];
             let share = child.share_at(self);
@@ -141,7 +144,7 @@ impl Setting {
         let wants = |link: usize| {
             let there = &links[first + link];
             let reader = child.pump.sending[link].reader(there.grant);
-            matches!(reader, Some(Reader::Here(_) | Reader::Behind)) && there.units.len() < self.ring
+            matches!(reader, Some(Reader::Here(_) | Reader::Earlier)) && there.units.len() < self.ring
         };
         let count = child.pump.sending.len();
         let link = (0..count).map(|step| (child.next_link + step) % count).find(|&link| wants(link))?;
@@ -161,11 +164,11 @@ impl World {
         let may_save = self.snapshots > 0;
         let child = &mut self.children[index];
         child.may_save = may_save;
-        let Some(dealt) = child.relay.take() else { return };
+        let Some(dispatched) = child.relay.take() else { return };
         let (child, links, first) = self.writer(setting, index);
         let link = &mut links[first];
         if link.units.len() < setting.ring {
-            link.units.push_back(Unit { stream: child.pump.stream(), kind: Kind::Dealt(dealt) });
+            link.units.push_back(Unit { stream: child.pump.stream(), kind: Kind::Dispatched(dispatched) });
         }
     }
 }

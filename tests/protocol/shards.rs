@@ -7,7 +7,7 @@ mod explored;
 use std::collections::VecDeque;
 
 use torchdata_core::protocol::{
-    Account, Books, Collecting, Deal, Dealing, Grant, Judgement, Next, Reader, Receiving, Replacing, Sending, Share,
+    Account, Books, Choice, Collecting, Dealing, Grant, Judgement, Next, Reader, Receiving, Replacing, Sending, Share,
     Snapshot, Stream,
 };
 
@@ -24,7 +24,7 @@ struct Shards {
     in_order: bool,
     epochs: u32,
     breaks: bool,
-    deaths: u8,
+    exits: u8,
     snapshots: u8,
     /// How often an epoch is left and resumed in new processes.
     resumes: u8,
@@ -58,7 +58,7 @@ struct Link {
 struct Strand {
     account: Account,
     /// The number of items that the shard must still recompute, and (`expected`) the checksum of these items.
-    owed: u64,
+    outstanding: u64,
     expected: u64,
     made: u8,
 }
@@ -72,7 +72,7 @@ struct Start {
 
 #[derive(Debug, Clone, Hash)]
 struct Worker {
-    is_gone: bool,
+    has_exited: bool,
     order: Option<Start>,
     runs: bool,
     dealing: Dealing,
@@ -84,9 +84,9 @@ struct Worker {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Main {
-    Telling(usize),
+    Announcing(usize),
     Reading,
-    Gone,
+    Exited,
 }
 
 #[derive(Debug, Clone, Hash)]
@@ -103,7 +103,7 @@ struct World {
     replacing: Replacing,
     held: Vec<VecDeque<Unit>>,
     given: Vec<u8>,
-    deaths: u8,
+    exits: u8,
     snapshots: u8,
     resumes: u8,
 }
@@ -127,7 +127,7 @@ impl Shards {
 
     fn fresh_worker(&self) -> Worker {
         Worker {
-            is_gone: false,
+            has_exited: false,
             order: None,
             runs: false,
             dealing: Dealing::new(self.shards),
@@ -149,9 +149,9 @@ impl Shards {
         let strands = peers.clone().map(|peer| {
             let snapshot = positions[peer].snapshot;
             let sent = snapshot.map(|one| one.sent).unwrap_or_default();
-            let owed = positions[peer].given.items - sent.items;
+            let outstanding = positions[peer].given.items - sent.items;
             let made = snapshot.map_or(0, |one| one.content);
-            Strand { account: sent, owed, expected: positions[peer].given.checksum, made }
+            Strand { account: sent, outstanding, expected: positions[peer].given.checksum, made }
         });
         let turn = peers.clone().position(|peer| peer >= turn).unwrap_or(0);
         Start { stream: Stream::first(world.number), turn, strands: strands.collect() }
@@ -179,7 +179,7 @@ impl Shards {
             link.grant = link.receiving.begin(Stream::first(world.number), self.window).word();
         }
         world.starts = (0..self.workers).map(|worker| self.start(world, &accounts, worker, turn)).collect();
-        world.main = Main::Telling(0);
+        world.main = Main::Announcing(0);
     }
 
     fn renew(&self, world: &mut World, worker: usize, start: Start) {
@@ -199,17 +199,17 @@ impl Shards {
     }
 
     /// Replaces all workers that have exited, and returns whether any worker had exited.
-    fn replace_dead(&self, world: &mut World) -> bool {
-        let is_dead = |worker: &usize| world.workers[*worker].is_gone && !world.replacing.rests(*worker);
-        let dead: Vec<usize> = (0..self.workers).filter(is_dead).collect();
-        for &worker in &dead {
+    fn replace_processes(&self, world: &mut World) -> bool {
+        let has_exited = |worker: &usize| world.workers[*worker].has_exited && !world.replacing.rests(*worker);
+        let exited: Vec<usize> = (0..self.workers).filter(has_exited).collect();
+        for &worker in &exited {
             for unit in std::mem::take(&mut world.links[worker].units) {
                 if world.links[worker].receiving.judge(unit.stream) == Judgement::Take {
                     self.keep_for_later(world, worker, unit);
                 }
             }
         }
-        let of = |peer: usize| dead.contains(&(peer % self.workers));
+        let of = |peer: usize| exited.contains(&(peer % self.workers));
         for peer in (0..self.peers()).filter(|&peer| of(peer)) {
             for unit in std::mem::take(&mut world.held[peer]) {
                 match unit.kind {
@@ -234,12 +234,12 @@ impl Shards {
         let ended: Vec<bool> = (0..self.workers)
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
-        for worker in world.replacing.wanted(&dead, &ended) {
+        for worker in world.replacing.wanted(&exited, &ended) {
             // The argument 0 makes a new worker begin with its first shard.
             let start = self.start(world, &accounts, worker, 0);
             self.renew(world, worker, start);
         }
-        !dead.is_empty()
+        !exited.is_empty()
     }
 
     fn check_state(&self, world: &World) -> Result<(), String> {
@@ -282,7 +282,7 @@ impl Shards {
         let next = collecting.next(|peer| !held[peer].is_empty() || arrived(peer), arrived, |_| false);
         let peer = match next {
             Next::Deliver(peer) => peer,
-            Next::Wait if self.replace_dead(&mut after) => return Some(Ok(after)),
+            Next::Wait if self.replace_processes(&mut after) => return Some(Ok(after)),
             Next::Wait => {
                 let units = |world: &World| -> usize { world.links.iter().map(|link| link.units.len()).sum() };
                 return (units(&after) < units(world)).then_some(Ok(after)); // dropping messages counts as progress
@@ -292,7 +292,7 @@ impl Shards {
                     return Some(Err(format!("the epoch ends as if it were whole after {:?}", after.given)));
                 }
                 if after.epoch == self.epochs {
-                    after.main = Main::Gone;
+                    after.main = Main::Exited;
                 } else {
                     after.epoch += 1;
                     self.begin_epoch(&mut after, None);
@@ -340,18 +340,18 @@ impl Shards {
     fn main_steps(&self, world: &World, take: &mut Take<'_, Act, World>) {
         let mut after = world.clone();
         match world.main {
-            Main::Gone => {}
-            Main::Telling(worker) if worker == self.workers => {
+            Main::Exited => {}
+            Main::Announcing(worker) if worker == self.workers => {
                 after.main = Main::Reading;
                 take(("has told all", 0), Ok(after));
             }
-            Main::Telling(worker) => {
+            Main::Announcing(worker) => {
                 let start = after.starts[worker].clone();
-                match after.workers[worker].is_gone {
+                match after.workers[worker].has_exited {
                     true => self.renew(&mut after, worker, start),
                     false => after.workers[worker].order = Some(start),
                 }
-                after.main = Main::Telling(worker + 1);
+                after.main = Main::Announcing(worker + 1);
                 take(("is told of the epoch", worker), Ok(after));
             }
             Main::Reading => {
@@ -367,10 +367,10 @@ impl Shards {
                 }
                 if world.resumes > 0 {
                     after.resumes -= 1;
-                    let place = after.books.accounts(0);
+                    let position = after.books.accounts(0);
                     after.workers = vec![self.fresh_worker(); self.workers];
                     after.links.iter_mut().for_each(|link| link.units.clear());
-                    self.begin_epoch(&mut after, place);
+                    self.begin_epoch(&mut after, position);
                     take(("main resumes from its state", 0), Ok(after));
                 }
                 if let Some(after) = self.read(world) {
@@ -395,7 +395,7 @@ impl Shards {
             return;
         }
         let reader = worker.sending.reader(link.grant);
-        let is_away = !matches!(reader, Some(Reader::Here(_) | Reader::Behind));
+        let is_away = !matches!(reader, Some(Reader::Here(_) | Reader::Earlier));
         let has_room = link.units.len() < self.ring;
         if worker.departing.is_some() {
             let unit = worker.departing.take_if(|_| has_room || is_away);
@@ -433,23 +433,23 @@ impl Shards {
             worker.departing = Some(Unit { stream, shard: turn, kind: Kind::End });
             return Some(Ok(()));
         }
-        let owing = worker.strands.iter().position(|strand| strand.owed > 0);
-        let deal = match owing {
-            Some(shard) => Deal::Skip(shard),
+        let recomputing = worker.strands.iter().position(|strand| strand.outstanding > 0);
+        let choice = match recomputing {
+            Some(shard) => Choice::Skip(shard),
             None => worker.dealing.next_of_shards(worker.sending.permit(link.grant).expect("nothing is damaged here")),
         };
-        let shard = match deal {
-            Deal::WaitFor(_) => return None,
-            Deal::Nobody => {
+        let shard = match choice {
+            Choice::WaitFor(_) => return None,
+            Choice::Nobody => {
                 worker.ending = true;
                 return Some(Ok(()));
             }
-            Deal::To(shard) | Deal::Skip(shard) => shard,
+            Choice::To(shard) | Choice::Skip(shard) => shard,
         };
         let peer = index + shard * self.workers;
         let strand = &mut worker.strands[shard];
         if strand.made == self.items[peer] {
-            if strand.owed > 0 {
+            if strand.outstanding > 0 {
                 return Some(Err("a shard ends before all has come again that the reader has".to_owned()));
             }
             worker.dealing.turn.end(shard);
@@ -459,14 +459,14 @@ impl Shards {
         let item = strand.made;
         strand.made += 1;
         strand.account.count(digest(peer, item));
-        if owing.is_some() {
-            strand.owed -= 1; // recomputed items do not change the order
-            if strand.owed == 0 && strand.account.checksum != strand.expected {
+        if recomputing.is_some() {
+            strand.outstanding -= 1; // recomputed items do not change the order
+            if strand.outstanding == 0 && strand.account.checksum != strand.expected {
                 return Some(Err("what is made again is not what the reader has".to_owned()));
             }
             return Some(Ok(()));
         }
-        if let Deal::Skip(_) = deal {
+        if let Choice::Skip(_) = choice {
             return Some(Err("one shard's item is wanted and another's is not".to_owned()));
         }
         worker.sending.sent();
@@ -484,7 +484,7 @@ impl Model for Shards {
     fn start(&self) -> World {
         let link = Link { units: VecDeque::new(), grant: Grant::NONE, receiving: Receiving::default() };
         let mut world = World {
-            main: Main::Gone,
+            main: Main::Exited,
             epoch: 1,
             number: 0,
             links: vec![link; self.workers],
@@ -495,7 +495,7 @@ impl Model for Shards {
             replacing: Replacing::new(self.workers, false),
             held: vec![VecDeque::new(); self.peers()],
             given: Vec::new(),
-            deaths: self.deaths,
+            exits: self.exits,
             snapshots: self.snapshots,
             resumes: self.resumes,
         };
@@ -505,12 +505,12 @@ impl Model for Shards {
 
     fn steps(&self, world: &World, take: &mut Take<'_, Act, World>) {
         self.main_steps(world, take);
-        for index in (0..self.workers).filter(|&index| !world.workers[index].is_gone && world.main != Main::Gone) {
+        for index in (0..self.workers).filter(|&index| !world.workers[index].has_exited && world.main != Main::Exited) {
             self.worker_steps(world, index, take);
-            if world.deaths > 0 {
+            if world.exits > 0 {
                 let mut after = world.clone();
-                after.deaths -= 1;
-                after.workers[index].is_gone = true;
+                after.exits -= 1;
+                after.workers[index].has_exited = true;
                 take(("dies", index), Ok(after));
             }
         }
@@ -519,6 +519,6 @@ impl Model for Shards {
     fn share((): &mut (), _: &mut World) {}
 
     fn is_over(&self, world: &World) -> bool {
-        world.main == Main::Gone
+        world.main == Main::Exited
     }
 }

@@ -6,13 +6,13 @@
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 
-use torchdata_core::protocol::{Account, Books, Collecting, Dealt, Obedience, Replacing};
+use torchdata_core::protocol::{Account, Books, Collecting, Dispatched, Obedience, Replacing};
 
 use super::carrying::Carrier;
 use super::explore::{self, ByFingerprint, Fingerprint, Model};
-use super::going_on::GoingOn;
 use super::lanes::Lane;
 use super::memory::{Link, Pump, ReadEnd, Unit};
+use super::resumed::Resumed;
 use super::saving::{Graph, Ordered};
 use super::shared::{Part, Pool, Shared};
 
@@ -43,7 +43,7 @@ pub struct Setting {
     /// Whether the main process may once call a function in all children, after any item.
     pub calls: bool,
     /// The number of processes that may exit, each at any moment.
-    pub deaths: u8,
+    pub exits: u8,
     pub restarts: bool,
     /// The number of snapshots that all children together may send.
     pub snapshots: u8,
@@ -68,7 +68,7 @@ pub enum Doing {
     InGraph,
     /// The dispatching process has completed an iteration, and waits for the next iteration.
     Between,
-    Gone,
+    Exited,
 }
 
 #[derive(Debug, Clone, Hash)]
@@ -101,7 +101,7 @@ pub struct Child {
     pub share_account: Account,
     /// The number and the checksum of the items that were dispatched before the position where the epoch resumes.
     pub share_start: Account,
-    pub relay: Option<Part<Dealt<Graph>>>,
+    pub relay: Option<Part<Dispatched<Graph>>>,
 }
 
 impl Child {
@@ -133,7 +133,7 @@ impl Child {
     }
 
     /// Returns how many items this child and its predecessors have computed.
-    pub fn place(&self) -> u64 {
+    pub fn position(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
         let passed = u64::from(self.pump.stream().pass().saturating_sub(1)) << 32;
@@ -149,7 +149,7 @@ impl Child {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
     /// The main process sends the command to begin epoch `.0`, and `.1` children have not received the command yet.
-    Telling(u32, usize),
+    Announcing(u32, usize),
     /// The main process replaces the thread that reads ahead, because a new epoch begins.
     Replacing(u32),
     /// The main process requests the next item.
@@ -160,7 +160,7 @@ pub enum Main {
     Between,
     /// The main process stops the children, and `.0` children have already received the command.
     Stopping(usize),
-    Gone,
+    Exited,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -183,10 +183,10 @@ pub struct Kept {
     pub books: Part<Books<Graph>>,
     /// The record of all deliveries, whereas `books` drops old deliveries.
     pub all: Part<Books<Graph>>,
-    pub going_on: Option<Part<GoingOn>>,
+    pub resumed: Option<Part<Resumed>>,
     pub replacing: Part<Replacing>,
     /// A bit mask of the children that already have the epoch's command, because they were started as replacements.
-    pub told: u8,
+    pub announced: u8,
 }
 
 #[derive(Debug, Clone, Hash)]
@@ -214,13 +214,13 @@ pub struct World {
     pub ends: Part<Vec<ReadEnd>>,
     pub held: Part<Vec<VecDeque<Unit>>>,
     pub waits: bool,
-    pub has_died: bool,
+    pub has_exited: bool,
     pub delivered: u8,
     pub seen: u32,
     pub paused_once: bool,
     pub called: u8,
     pub thread: Option<Thread>,
-    pub deaths: u8,
+    pub exits: u8,
     pub snapshots: u8,
     pub resumes: u8,
     pub given: u8,
@@ -230,7 +230,7 @@ pub struct World {
     /// The links from the workers to the main process.
     pub out: Links,
     /// The links from the dispatching process to the workers.
-    pub dealt: Links,
+    pub dispatched: Links,
     pub elsewhere: Part<Elsewhere>,
 }
 
@@ -254,9 +254,9 @@ pub enum Act {
     Thread(&'static str),
     Child(usize, &'static str),
     Carrier(usize, &'static str),
-    Dies(usize),
-    HostDies(usize),
-    MainDies,
+    Exits(usize),
+    HostExits(usize),
+    MainExits,
 }
 
 pub const CONTROL: usize = 3;
@@ -328,9 +328,9 @@ impl Model for Setting {
             had: vec![0; self.children()].into(),
             books: Books::remembering(self.workers, self.look_back, self.look_back).into(),
             all: Books::new(self.workers).into(),
-            going_on: None,
+            resumed: None,
             replacing: Replacing::new(self.workers, self.dispatches).into(),
-            told: 0,
+            announced: 0,
         };
         World {
             main: Main::Between,
@@ -340,13 +340,13 @@ impl Model for Setting {
             ends: vec![ReadEnd::default(); self.workers].into(),
             held: vec![VecDeque::new(); self.workers].into(),
             waits: false,
-            has_died: false,
+            has_exited: false,
             delivered: 0,
             seen: 0,
             paused_once: false,
             called: 0,
             thread: None,
-            deaths: self.deaths,
+            exits: self.exits,
             snapshots: self.snapshots,
             resumes: self.resumes,
             given: 0,
@@ -354,7 +354,7 @@ impl Model for Setting {
             kept: kept.into(),
             children: self.fresh_children(),
             out: links(self.workers),
-            dealt: links(if self.dispatches { self.workers } else { 0 }),
+            dispatched: links(if self.dispatches { self.workers } else { 0 }),
             elsewhere: elsewhere.into(),
         }
     }
@@ -366,16 +366,16 @@ impl Model for Setting {
         parts.kept.share(&mut world.kept);
         parts.children.share_all(&mut world.children);
         parts.links.share_all(&mut world.out);
-        parts.links.share_all(&mut world.dealt);
+        parts.links.share_all(&mut world.dispatched);
         parts.elsewhere.share(&mut world.elsewhere);
     }
 
     fn is_over(&self, world: &World) -> bool {
-        world.main == Main::Gone && world.children.iter().all(|child| child.doing == Doing::Gone)
+        world.main == Main::Exited && world.children.iter().all(|child| child.doing == Doing::Exited)
     }
 
     fn steps(&self, world: &World, take: &mut Take<'_>) {
-        if let Err(broken) = self.check_places(world) {
+        if let Err(broken) = self.check_positions(world) {
             take(Act::Main("is asked for its state"), Err(broken));
         }
         self.main_steps(world, take);
@@ -383,19 +383,19 @@ impl Model for Setting {
             self.child_steps(world, index, take);
             self.carrier_steps(world, index, take);
             self.lane_steps(world, index, take);
-            if world.deaths > 0 && world.children[index].doing != Doing::Gone {
+            if world.exits > 0 && world.children[index].doing != Doing::Exited {
                 let mut after = world.clone();
-                after.deaths -= 1;
-                after.children[index].doing = Doing::Gone;
-                take(Act::Dies(index), Ok(after));
+                after.exits -= 1;
+                after.children[index].doing = Doing::Exited;
+                take(Act::Exits(index), Ok(after));
             }
         }
-        if world.deaths > 0 && world.main != Main::Gone && !self.restarts {
+        if world.exits > 0 && world.main != Main::Exited && !self.restarts {
             let mut after = world.clone();
-            after.deaths = 0;
-            after.main = Main::Gone;
+            after.exits = 0;
+            after.main = Main::Exited;
             after.thread = None;
-            take(Act::MainDies, Ok(after));
+            take(Act::MainExits, Ok(after));
         }
     }
 }

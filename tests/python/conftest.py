@@ -69,7 +69,7 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True)
-def lance_says_nothing_of_forks() -> None:
+def lance_does_not_mention_forks() -> None:
     """Disables Lance's warning at every fork, because tests that check warnings would fail."""
     lance = sys.modules.get("lance")
     if lance is not None:
@@ -97,12 +97,12 @@ def is_unit(path: Path) -> bool:
     return not may_run_alone(path) and not is_of_ray(path) and STARTS.search(path.read_text(encoding="utf-8")) is None
 
 
-def may_run_beside(path: Path) -> bool:
+def may_run_in_parallel(path: Path) -> bool:
     return not is_alone(path) and not is_of_ray(path)
 
 
 #: For each value of pytest's option `-m`, a function that returns whether a test file may contain selected tests.
-HAS_SOME = {"alone": may_run_alone, "not alone and not ray": may_run_beside, "ray": is_of_ray, "unit": is_unit}
+HAS_SOME = {"alone": may_run_alone, "not alone and not ray": may_run_in_parallel, "ray": is_of_ray, "unit": is_unit}
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -15,7 +15,7 @@ const OPERATIONS: u64 = 2;
 pub enum Harm {
     None,
     /// The process of the rank exits, so its connections break.
-    Dies,
+    Exits,
     /// The process of the rank is stopped, so it neither sends heartbeats nor receives messages.
     Stops,
     /// The program of the rank never starts the next operation, but its process still sends heartbeats.
@@ -42,7 +42,7 @@ struct Job {
     down: Vec<VecDeque<Message>>,
     up_ends: Vec<bool>,
     down_ends: Vec<bool>,
-    gone: Vec<bool>,
+    exited: Vec<bool>,
     harmed: bool,
     now: Instant,
     ticks: u32,
@@ -106,7 +106,7 @@ impl Explorer {
             down: vec![VecDeque::new(); self.size],
             up_ends: vec![false; self.size],
             down_ends: vec![false; self.size],
-            gone: vec![false; self.size],
+            exited: vec![false; self.size],
             harmed: self.harm == Harm::None,
             now: self.start,
             ticks: 0,
@@ -124,12 +124,12 @@ impl Explorer {
         use std::hash::{DefaultHasher, Hash, Hasher};
         let mut hasher = DefaultHasher::new();
         (&job.hub, &job.members, &job.ranks, &job.up, &job.down).hash(&mut hasher);
-        (&job.up_ends, &job.down_ends, &job.gone, job.harmed, job.now, job.ticks).hash(&mut hasher);
+        (&job.up_ends, &job.down_ends, &job.exited, job.harmed, job.now, job.ticks).hash(&mut hasher);
         hasher.finish()
     }
 
-    fn stands_still(&self, job: &Job, rank: usize) -> bool {
-        job.gone[rank] || (job.harmed && rank == self.victim && self.harm == Harm::Stops)
+    fn is_stopped(&self, job: &Job, rank: usize) -> bool {
+        job.exited[rank] || (job.harmed && rank == self.victim && self.harm == Harm::Stops)
     }
 
     fn idle(&self, job: &Job, rank: usize) -> bool {
@@ -139,21 +139,21 @@ impl Explorer {
     fn steps(&self, job: &Job) -> Vec<Step> {
         let mut steps = Vec::new();
         for (number, rank) in job.ranks.iter().enumerate() {
-            let goes_on = rank.waits.is_none() && rank.failed.is_none() && rank.ended.len() as u64 <= OPERATIONS;
-            if goes_on && !self.idle(job, number) {
+            let continues = rank.waits.is_none() && rank.failed.is_none() && rank.ended.len() as u64 <= OPERATIONS;
+            if continues && !self.idle(job, number) {
                 steps.push(Step::Submit(number));
             }
-            if rank.failed.is_some() && !job.gone[number] && !self.stands_still(job, number) {
+            if rank.failed.is_some() && !job.exited[number] && !self.is_stopped(job, number) {
                 steps.push(Step::Exit(number));
             }
         }
         for member in 1..self.size {
             let to_hub = !job.up[member].is_empty() || job.up_ends[member];
-            if to_hub && !self.stands_still(job, 0) {
+            if to_hub && !self.is_stopped(job, 0) {
                 steps.push(Step::ToHub(member));
             }
             let to_member = !job.down[member].is_empty() || job.down_ends[member];
-            if to_member && !self.stands_still(job, member) {
+            if to_member && !self.is_stopped(job, member) {
                 steps.push(Step::ToMember(member));
             }
         }
@@ -165,7 +165,7 @@ impl Explorer {
             .ranks
             .iter()
             .enumerate()
-            .any(|(number, rank)| rank.waits.is_some() && rank.failed.is_none() && !self.stands_still(job, number));
+            .any(|(number, rank)| rank.waits.is_some() && rank.failed.is_none() && !self.is_stopped(job, number));
         let only_harm = steps.iter().all(|step| matches!(step, Step::Harm | Step::Exit(_)));
         if wait && only_harm && job.ticks < 8 {
             steps.push(Step::TimePasses);
@@ -208,7 +208,7 @@ impl Explorer {
         job.harmed = true;
         let victim = self.victim;
         match self.harm {
-            Harm::Dies => self.end_process(job, victim),
+            Harm::Exits => self.end_process(job, victim),
             Harm::Parts if job.ranks[victim].waits.is_none() => match victim {
                 0 => job.hub.part(),
                 _ => job.members[victim - 1].part(),
@@ -222,7 +222,7 @@ impl Explorer {
     }
 
     fn end_process(&self, job: &mut Job, rank: usize) {
-        job.gone[rank] = true;
+        job.exited[rank] = true;
         match rank {
             0 => job.down_ends[1..].fill(true),
             _ => job.up_ends[rank] = true,
@@ -233,7 +233,7 @@ impl Explorer {
         job.now += WATCH / 2 + Duration::from_millis(1);
         job.ticks += 1;
         for rank in 0..self.size {
-            if self.stands_still(job, rank) {
+            if self.is_stopped(job, rank) {
                 continue;
             }
             let up = job.ranks[rank].waits.filter(|_| !job.ranks[rank].time_is_up);
@@ -256,18 +256,18 @@ impl Explorer {
 
     fn deliver(&self, job: &mut Job) {
         for (rank, message) in job.hub.outgoing() {
-            if !self.stands_still(job, 0) {
+            if !self.is_stopped(job, 0) {
                 job.down[rank as usize].push_back(message);
             }
         }
         for member in 1..self.size {
             let outgoing = job.members[member - 1].outgoing();
-            if !self.stands_still(job, member) {
+            if !self.is_stopped(job, member) {
                 job.up[member].extend(outgoing);
             }
         }
         for rank in 0..self.size {
-            let Some(operation) = job.ranks[rank].waits.filter(|_| !self.stands_still(job, rank)) else { continue };
+            let Some(operation) = job.ranks[rank].waits.filter(|_| !self.is_stopped(job, rank)) else { continue };
             let answer = match rank {
                 0 => job.hub.answer(operation),
                 _ => job.members[rank - 1].answer(operation),
@@ -297,7 +297,7 @@ impl Explorer {
                 assert_eq!(verdict.ranks, [self.victim as u32], "nobody else is to blame: {verdict:?}");
                 let possible: &[Fault] = match self.harm {
                     Harm::None => &[],
-                    Harm::Dies => &[Fault::Dead],
+                    Harm::Exits => &[Fault::Lost],
                     Harm::Stops => &[Fault::Silent],
                     Harm::Hangs => &[Fault::Late],
                     Harm::Parts => &[Fault::Parted, Fault::Late],

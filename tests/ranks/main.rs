@@ -23,7 +23,7 @@ fn ranks_without_faults_agree_in_any_order() {
 
 #[test]
 fn every_remaining_rank_learns_which_rank_exited_or_was_stopped() {
-    [Harm::Dies, Harm::Stops].into_iter().for_each(explore);
+    [Harm::Exits, Harm::Stops].into_iter().for_each(explore);
 }
 
 #[test]
@@ -72,7 +72,7 @@ mod judged {
         assert_eq!(hub.submit(7), 1);
         assert_eq!(hub.answer(1), Some(Answer::Least(-5)));
         assert_eq!(hub.submit(7), 2);
-        assert_eq!(hub.answer(2), failed(Fault::Dead, &[1], 0));
+        assert_eq!(hub.answer(2), failed(Fault::Lost, &[1], 0));
     }
 
     #[test]
@@ -94,7 +94,7 @@ mod sent {
     use torchdata_core::ranks::{Fault, Verdict};
 
     fn messages() -> impl Strategy<Value = Message> {
-        let faults = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];
+        let faults = [Fault::Absent, Fault::Late, Fault::Lost, Fault::Silent, Fault::Parted, Fault::Left];
         let verdicts =
             (prop::sample::select(faults.to_vec()), prop::collection::vec(any::<u32>(), 1..20), any::<u32>());
         prop_oneof![

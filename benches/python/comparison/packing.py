@@ -42,15 +42,15 @@ def _first_fit(source: Iterable[Any]) -> Iterator[list[Any]]:
     rows: list[tuple[list[Any], int]] = []
     for sequence in source:
         size = len(sequence)
-        for place, (row, room) in enumerate(rows):
+        for index, (row, room) in enumerate(rows):
             if room >= size:
                 row.append(sequence)
-                rows[place] = row, room - size
+                rows[index] = row, room - size
                 break
         else:
             rows.append(([sequence], LENGTH - size))
             if len(rows) > OPEN:
-                fullest = min(range(OPEN), key=lambda place: rows[place][1])
+                fullest = min(range(OPEN), key=lambda index: rows[index][1])
                 yield rows.pop(fullest)[0]
     for row, _ in rows:
         yield row
@@ -78,11 +78,11 @@ def _plain(source: list[Any], options: dict[str, Any]) -> Iterator[dict[str, Any
             ends.append(ends[-1] + len(sequence))
         if isinstance(row[0], list):
             tokens: Any = [token for sequence in row for token in sequence]
-            places: Any = [place for sequence in row for place in range(len(sequence))]
+            positions: Any = [index for sequence in row for index in range(len(sequence))]
         else:
             tokens = numpy.concatenate(row)
-            places = numpy.concatenate([numpy.arange(len(sequence)) for sequence in row])
-        yield {"input_ids": tokens, "position_ids": places, "cu_seqlens": ends}
+            positions = numpy.concatenate([numpy.arange(len(sequence)) for sequence in row])
+        yield {"input_ids": tokens, "position_ids": positions, "cu_seqlens": ends}
 
 
 def _transformers(source: list[Any], options: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -57,7 +57,7 @@ class Workload:
     scale: float = 1.0
     start_method: str = "fork"
 
-    def beside_before(self) -> Workload:
+    def compared(self) -> Workload:
         now = next(one for one in self.contenders if one.name == OURS)
         return replace(self, contenders=(now, replace(now, name=BEFORE)), goals=())
 
@@ -106,13 +106,13 @@ def starting_with_torch(start_method: str, late: bool = False) -> Workload:
 
 def restarting(start_method: str, most: float, dispatched: bool = False) -> Workload:
     options = {"dispatched": True} if dispatched else {}
-    anew = Contender("a loader started anew", "ours", options, kind="first_item")
+    restarted = Contender("a loader started anew", "ours", options, kind="first_item")
     return Workload(
         f"restart-{start_method}" + "-dispatch" * dispatched,
         f"a worker is killed and replaced, {start_method}" + ", with a dispatching process" * dispatched,
         "tiny",
-        (Contender(OURS, "ours", options), anew),
-        (Goal(f"at most {most:g} times the start of a loader", anew.name, at_most=most),),
+        (Contender(OURS, "ours", options), restarted),
+        (Goal(f"at most {most:g} times the start of a loader", restarted.name, at_most=most),),
         kind="restart",
         unit="ms",
         scale=1e3,

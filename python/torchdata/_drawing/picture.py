@@ -33,7 +33,7 @@ def _tint_of(node: Node) -> tuple[str, float]:
 
 def color_of(node: Node) -> str:
     color, strength = _tint_of(node)
-    parts = (int(color[place : place + 2], 16) for place in (1, 3, 5))
+    parts = (int(color[index : index + 2], 16) for index in (1, 3, 5))
     return "#" + "".join(f"{round(255 - strength * (255 - part)):02x}" for part in parts)
 
 
@@ -76,7 +76,7 @@ class _Curve:
 def _rightmost(curve: _Curve) -> float:
     """Returns an x-coordinate that no point of a curve exceeds. A cubic Bézier curve extends from its ends at most
     three quarters of the way to its control points."""
-    ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
+    ends, middles = (max(point[0] for point in curve.points[index::step]) for index, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 
 
@@ -98,15 +98,15 @@ class Picture:
             top = bottom + _GROUP_GAP * (number > 0)
             self._row_of.update((node.key, number) for node in group.nodes)
             self._top_of.update((node.key, top) for node in group.nodes)
-            bottom = self._place(group, graph.arrows, top)
+            bottom = self._arrange(group, graph.arrows, top)
         self._right = self._centre()
-        self._beside = 0
+        self._curves_around = 0
         self._curves = [self._curve(arrow) for arrow in graph.arrows]
         ends = [curve.label_at[0] + _cells(curve.label) * _CHAR for curve in self._curves if curve.label]
         right = max([self._right, *ends, *(_rightmost(curve) for curve in self._curves)])
         self.width, self.height = max(40, round(right + _MARGIN)), round(bottom + _MARGIN)
 
-    def _place(self, group: DrawnGroup, arrows: list[Arrow], top: float) -> float:
+    def _arrange(self, group: DrawnGroup, arrows: list[Arrow], top: float) -> float:
         """Places the nodes of a group in centered rows, each node above the nodes that read from it. Returns the
         y-coordinate of the group's lower edge."""
         keys = {node.key for node in group.nodes}
@@ -150,7 +150,7 @@ class Picture:
     def _curve(self, arrow: Arrow) -> _Curve:
         tail, head = self._boxes[arrow.tail], self._boxes[arrow.head]
         if self._row_of[arrow.head] - self._row_of[arrow.tail] > 1:
-            return self._curve_beside(arrow, tail, head)
+            return self._curve_around(arrow, tail, head)
         # An arrow between two processes ends above the title of the receiving process.
         start = (tail.middle, tail.y + tail.height)
         end = (head.middle, self._top_of[arrow.head] if arrow.crosses else head.y)
@@ -159,9 +159,9 @@ class Picture:
         label_at = ((start[0] + end[0]) / 2 + 6, (start[1] + end[1]) / 2 + (9 if arrow.crosses else 4))
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=False)
 
-    def _curve_beside(self, arrow: Arrow, tail: _Box, head: _Box) -> _Curve:
-        self._beside += 1
-        aside = self._right + 12 * self._beside - 4
+    def _curve_around(self, arrow: Arrow, tail: _Box, head: _Box) -> _Curve:
+        self._curves_around += 1
+        aside = self._right + 12 * self._curves_around - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
         # The control points lie to the right of all boxes, so that the curve avoids the boxes between its two ends.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)

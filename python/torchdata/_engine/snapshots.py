@@ -44,7 +44,7 @@ Taken = tuple[int, Account, bytes]
 Kept = tuple[Account, int, Account, bytes]
 #: A snapshot of the dispatching process: the number of its iteration, the `Account` of each worker's items, and the
 #: snapshot's bytes.
-KeptDealt = tuple[int, list[Account], bytes]
+KeptDispatched = tuple[int, list[Account], bytes]
 
 _HEADER = struct.Struct("<4sIQI")
 _MAGIC, _VERSION = b"tdrs", 1
@@ -57,7 +57,7 @@ class Announced:
     NONE = 0
     OWN = 1
     #: The child first forwards the dispatching process's snapshot to the main process, and then sends its own snapshot.
-    DEALT = 2
+    DISPATCHED = 2
 
 
 def cadence(processes: int) -> tuple[float, float]:

@@ -56,7 +56,7 @@ class Measuring:
         self._rank = rank
         self._last: LoaderStats | None = None
         self._pids: dict[str, int] = {}
-        self._told: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
+        self._totals: dict[tuple[str, tuple[str, ...]], tuple[float, float]] = {}
 
     @property
     def rank(self) -> str:
@@ -81,13 +81,13 @@ class Measuring:
         """Replaces a counter's value by the sum of its increases, which never decreases, even if a process was
         replaced."""
         key = one.family.name, one.labels
-        number, told = self._told.get(key, (0.0, 0.0))
+        number, total = self._totals.get(key, (0.0, 0.0))
         of_system = one.family is _OF_PROCESS["cpu_seconds"]
         if one.labels and one.labels[0] in replaced and (of_system or one.value < number):
             number = 0.0
-        told += max(0.0, one.value - number)
-        self._told[key] = max(number, one.value), told
-        return replace(one, value=told)
+        total += max(0.0, one.value - number)
+        self._totals[key] = max(number, one.value), total
+        return replace(one, value=total)
 
 
 def _measured(stats: Any, families: dict[str, Family], *labels: str) -> Iterator[Measurement]:

@@ -30,7 +30,7 @@ _LARGEST = 2**63 - 1
 _FAULTS = {
     "absent": "did not begin to iterate",
     "late": "did not reach this step",
-    "dead": "sent no message and must have exited or been disconnected",
+    "lost": "sent no message and must have exited or been disconnected",
     "silent": "sent no message and must have exited or been disconnected",
     "parted": "had shut down the loader or exited",
     "left": "left its loop",
@@ -157,7 +157,7 @@ class TorchGroup(UncopyableGroup):
                 f"{me}: {fault} within {self._timeout:g} s: {_EXCUSES[what]}; raise the timeout if such delays are "
                 "normal",
             )
-        if what == "dead":
+        if what == "lost":
             fault += " (its connection broke)"
         elif what == "silent":
             fault += f" (no answer within {self._timeout:g} s)"

@@ -30,7 +30,7 @@ from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.state.position import Position
 from torchdata.dataloader2.state.worker_positions import lasts
 from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes._pipe.skipping import note_epoch, tell
+from torchdata.datapipes._pipe.skipping import note_epoch, report
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
 
 if TYPE_CHECKING:
@@ -50,17 +50,17 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, for access to its attributes; None if it was dropped.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the id of a thread that has already received the error, so that `next` raises StopIteration in this
+        thread: the id of a thread that has already received the error, so that `next` raises StopIteration in this
             thread; 0 for no thread.
     """
 
-    def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
+    def __init__(self, iterator: Any = None, error: str | None = None, thread: int = 0) -> None:
         self._iterator = iterator
         self._error = error
-        self._told = told
+        self._thread = thread
 
     def __next__(self) -> Any:
-        if self._error is not None and self._told != threading.get_ident():
+        if self._error is not None and self._thread != threading.get_ident():
             raise RuntimeError(self._error)
         raise StopIteration
 
@@ -168,8 +168,8 @@ class EpochRun:
             yield
         except BaseException:
             self.resume_at, self.saved_positions = before
-            self.seeds.go_back(seeds)
-            self.position.go_back(end, epochs)
+            self.seeds.return_to(seeds)
+            self.position.return_to(end, epochs)
             self.delivery.begun = True  # the next `iter` must begin an epoch, because there is no epoch to continue
             if not was_read:
                 self.delivery.source = None  # `load_state_dict` requires that no epoch has begun
@@ -187,7 +187,7 @@ class EpochRun:
             self.close()
             self.run()
             return
-        self.position.go_on_between(position)
+        self.position.resume_between(position)
         self.run(between=saved)
 
     def run(self, position: Position | None = None, strict: bool = True, between: SavedPositions | None = None) -> None:
@@ -208,7 +208,7 @@ class EpochRun:
             self.seeds.begin_epoch()
             self.saved_positions = None  # the loaded positions belong to an earlier epoch
         else:
-            self.seeds.go_back_to_beginning(is_restored=False)
+            self.seeds.return_to_beginning(is_restored=False)
         resumed = saved = self.saved_positions
         in_workers = position is not None and (not position.in_main or pipeline.contract.has_workers())
         has_given = saved is not None and any(each.given for each in saved.positions.values())
@@ -263,7 +263,7 @@ class EpochRun:
         output, pipeline = self.position.output, self.pipeline
         if output is None or not output.is_local or output.lasts or lasts(pipeline.datapipe):
             return
-        if output.divides_anew:
+        if output.divides_again:
             pipeline.take_back()
             pipeline.datapipe = pipeline.snapshot.copy()
             self.forget()
@@ -301,7 +301,7 @@ class EpochRun:
             # The next epoch must not reset the graph while a thread is computing an item.
             self.delivery.turn.await_left(self.patience)
         if at_end and counted is not None:
-            tell(self.recorder.skipped(counted[0]), counted[1])
+            report(self.recorder.skipped(counted[0]), counted[1])
         if shares is not None and 0 in shares and min(filter(None, shares), default=0) >= _LEAST:
             self._knows_idle = True
             _warn_of_idle(shares)

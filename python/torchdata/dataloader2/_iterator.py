@@ -68,7 +68,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             if self.limit_counter >= self.limit_threshold:
                 self._pause()
 
-    def _go_on_cut(self) -> None:
+    def _resume_cut(self) -> None:
         """Makes the loader continue after Ctrl-C has interrupted the computation of an item."""
         if self._run.is_paused:
             return

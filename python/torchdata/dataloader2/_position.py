@@ -43,7 +43,7 @@ from torchdata.datapipes.state import (
     save_entries,
     save_generators,
     set_strictness,
-    standing_still,
+    threads_paused,
 )
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Tracker:
         #: epoch began or resumed.
         self._marks: list[Position] = []
         #: Whether the loader has loaded a state from the end of an epoch, and has not begun an epoch since.
-        self._is_behind_loaded = False
+        self._follows_loaded = False
         #: The seeds at the finished epoch's beginning, if the loaded state is from between two epochs; otherwise None.
         self._ended_seeds: SeedGenerator | None = None
         #: The position at the end of the last epoch, or the reason why this position is unknown; needed only if pipes
@@ -120,9 +120,9 @@ class Tracker:
         output, seconds = self.output, self._seconds_before + time.monotonic() - self._since
         if output is None:
             return mark.at(given, seconds=seconds, own_seeds=self.own_seeds)
-        if self._untold(mark, output) is not None:
+        if self._lacking(mark, output) is not None:
             mark = self._marks[0]
-            why = None if self._is_resumed else self._untold(mark, output)
+            why = None if self._is_resumed else self._lacking(mark, output)
             if why is not None:
                 raise RuntimeError(why)
         self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
@@ -144,14 +144,14 @@ class Tracker:
             return mark.workers  # the pipes hold nothing
         read = given - self._before - self._held_before
         position = output.position(read) if read >= 0 else None
-        is_known = position is not None and output.untold(position) is None
+        is_known = position is not None and output.lacking(position) is None
         return position if is_known else self._loaded_apart[1] if self._loaded_apart[0] == given else None
 
     @staticmethod
-    def _untold(mark: Position, output: WorkerOutput) -> str | None:
+    def _lacking(mark: Position, output: WorkerOutput) -> str | None:
         """Returns the reason why `mark` lacks state that the workers' pipes keep from earlier iterations; None if
         `mark` is complete."""
-        return output.untold(None) if mark.workers is None else mark.untold
+        return output.lacking(None) if mark.workers is None else mark.lacking
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
         """Returns the newest position that was recorded before the user received the last `items_ago` items, and the
@@ -167,7 +167,7 @@ class Tracker:
             workers = self.output.position(given)
             if workers is not None:
                 given += self._before
-                return Position(given, workers=workers, in_main=False, untold=self.output.untold(workers)), given
+                return Position(given, workers=workers, in_main=False, lacking=self.output.lacking(workers)), given
         elif items_ago == 0 and looks:
             self._mark()
         given += self._before
@@ -212,7 +212,7 @@ class Tracker:
         run = None if output is None else output.run
         try:
             pipes = Graph(self._pipeline.datapipe)
-            with standing_still(pipes.pipes):  # pipes' threads draw random numbers and request items
+            with threads_paused(pipes.pipes):  # pipes' threads draw random numbers and request items
                 entries, generators = entries_of(pipes), save_generators()
                 if output is not None:
                     own = pipes.index(output)
@@ -229,7 +229,7 @@ class Tracker:
             return Position(given, graph=entries, generators=generators)
         if position is None or output.run is not run:  # a thread has begun another iteration over the workers' items
             return None
-        return Position(given, graph=entries, workers=position, in_main=False, untold=output.untold(position))
+        return Position(given, graph=entries, workers=position, in_main=False, lacking=output.lacking(position))
 
     def _read_by_main(self, entry: PipeEntry, output: WorkerOutput) -> int | None:
         """Returns how many items of the workers the main process had read when `entry` was saved.
@@ -297,7 +297,7 @@ class Tracker:
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
 
-    def go_back(self, end: Position | str | None, epochs: int) -> None:
+    def return_to(self, end: Position | str | None, epochs: int) -> None:
         """Undoes the beginning of an epoch after an error. Undoes the beginning of an epoch after an error, given the
         values of `end` and `epochs` from before this epoch."""
         self.end = end
@@ -338,7 +338,7 @@ class Tracker:
         self._marks = [mark]
         self._before = mark.given
         if output is not None and mark.workers is not None:
-            output.go_on_at(mark.workers, strict)
+            output.resume_at(mark.workers, strict)
         elif mark.beginning is not None:
             load_generators(mark.beginning)
 
@@ -358,12 +358,12 @@ class Tracker:
             self._restore(Graph(datapipe), resumed)
         elif output is not None:
             forget_state(output)  # the loaded state belongs to the previous epoch
-        is_later = self._run.epochs > 1 or self._is_behind_loaded
+        is_later = self._run.epochs > 1 or self._follows_loaded
         beginning = output.position(0) if resumed is None and is_later and output is not None else None
         iterator: Iterator[Any] = iterate(datapipe)
         if resumed is None and is_later:
             self._note_beginning(beginning)
-        self._is_behind_loaded = False
+        self._follows_loaded = False
         self._epochs_before = None
         return iterator
 
@@ -387,7 +387,7 @@ class Tracker:
         if looked is not None:
             self._marks = [looked._replace(beginning=beginning.beginning)]
         elif output is not None and output.may_count:
-            self._marks = [beginning._replace(workers=workers, untold=output.untold(workers))]
+            self._marks = [beginning._replace(workers=workers, lacking=output.lacking(workers))]
 
     def drop(self, resumed: Position | None) -> None:
         """Recomputes and drops the items that were delivered after the snapshot in the loaded state."""
@@ -433,7 +433,7 @@ class Tracker:
         entries[own] = entries[own]._replace(restores=True, yielded=token.yielded, finished=True, state={})
         return entries
 
-    def go_on_between(self, position: Position) -> None:
+    def resume_between(self, position: Position) -> None:
         """Stores the ended epoch's seeds, and restores the global random generators."""
         self._ended_seeds = copy.copy(self._run.seeds.initial)
         if position.generators is not None:
@@ -453,7 +453,7 @@ class Tracker:
         generators = save_generators()
         if position.beginning is not None:  # replayed pipes draw the same random numbers as before
             load_generators(position.beginning)
-        self._is_behind_loaded = True
+        self._follows_loaded = True
         if self._ended_seeds is not None and (self._pipeline.service is not None or self._run.seeds.seed is not None):
             set_graph_random_seed(self._pipeline.datapipe, self._ended_seeds)  # the ended epoch's seeds
         self._pipeline.datapipe, entries = fitted(self._pipeline.datapipe, position.graph)
@@ -490,4 +490,4 @@ def _spare_ranks(graph: Graph, drop: int) -> None:
     fullsync = _below_counting(graph, FullSync)
     if fullsync is not None:
         loaded, below = (record_of(pipe).loaded or PipeEntry("") for pipe in (graph.end, fullsync))
-        fullsync.make_again(drop + (loaded.drop or 0) - (below.yielded - loaded.yielded))
+        fullsync.recompute(drop + (loaded.drop or 0) - (below.yielded - loaded.yielded))

@@ -43,7 +43,7 @@ class Seeds:
         self.is_restored = False
         self.initial = copy.copy(self.generator)
 
-    def go_back_to_beginning(self, *, is_restored: bool) -> None:
+    def return_to_beginning(self, *, is_restored: bool) -> None:
         self.generator, self.is_restored = copy.copy(self.initial), is_restored
 
     def agree(self) -> None:
@@ -53,10 +53,10 @@ class Seeds:
         self.initial = copy.copy(self.generator)
 
     def moment(self) -> tuple[Any, ...]:
-        """Returns a copy of the seeds, so that `go_back` can undo later changes."""
+        """Returns a copy of the seeds, so that `return_to` can undo later changes."""
         return self.is_due, self.is_restored, copy.copy(self.generator), self.initial
 
-    def go_back(self, moment: tuple[Any, ...]) -> None:
+    def return_to(self, moment: tuple[Any, ...]) -> None:
         self.is_due, self.is_restored, self.generator, self.initial = moment
 
     def randomness(self) -> Randomness:

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from typing import Any
 
 from torchdata.dataloader2.graph import DataPipe
-from torchdata.dataloader2.graph.settings import apply_shuffle_settings, tell_all
+from torchdata.dataloader2.graph.settings import apply_shuffle_settings, call_all
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.sequential import divided
 from torchdata.datapipes._pipe.checks import check_optional_int
@@ -105,7 +105,7 @@ class CacheTimeout(Adapter):
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
         """Calls `set_timeout` of every pipe that has a method of this name."""
-        tell_all(datapipe, "set_timeout", self.timeout)
+        call_all(datapipe, "set_timeout", self.timeout)
         return datapipe
 
 
@@ -144,8 +144,8 @@ class ShardingPolicy(Adapter):
     def __call__(self, datapipe: DataPipe) -> DataPipe:
         """Sets the number of consecutive items per block in every `sharding_filter` of the graph, and enables or
         disables these filters."""
-        tell_all(datapipe, "set_sharding_block", self.block)
-        tell_all(datapipe, "set_sharding_enabled", self.enable)
+        call_all(datapipe, "set_sharding_block", self.block)
+        call_all(datapipe, "set_sharding_enabled", self.enable)
         return datapipe
 
     def adapt_reading_service(self, service: Any) -> Any:

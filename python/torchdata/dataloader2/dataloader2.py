@@ -207,7 +207,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         To repeat the epoch of a state, load the state and then call this method.
         """
-        self._seeds.go_back_to_beginning(is_restored=True)
+        self._seeds.return_to_beginning(is_restored=True)
         self._run.resume_at = None
 
     # -- making ------------------------------------------------------------------------------------

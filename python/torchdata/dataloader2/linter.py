@@ -161,7 +161,7 @@ class _Linter:
                 mixed = ", and the later `shuffle` mixes only the items of one worker" if later else ""
                 yield Finding(
                     "no-shuffle-before-sharding",
-                    f"{self._place(pipe)}: no `shuffle` comes before this filter, so each worker and rank receives the "
+                    f"{self._label(pipe)}: no `shuffle` comes before this filter, so each worker and rank receives the "
                     f"same items in every epoch{mixed}; put `.shuffle()` before `.sharding_filter()`",
                     pipe,
                 )
@@ -173,7 +173,7 @@ class _Linter:
             if self._reads(second, first) and (None in groups or len(groups) == 1):
                 yield Finding(
                     "sharded-twice",
-                    f"{self._place(second)}: the items have already passed {self._place(first)}, so each worker or "
+                    f"{self._label(second)}: the items have already passed {self._label(first)}, so each worker or "
                     "rank would receive only a part of its share, and other items would be lost (a loader raises an "
                     "error); remove one of the two filters",
                     second,
@@ -187,7 +187,7 @@ class _Linter:
             if in_workers and is_shuffler(pipe) and self._reads(pipe, self.cut):
                 yield Finding(
                     "shuffle-after-dispatch",
-                    f"{self._place(pipe)}: the pipe shuffles after `sharding_round_robin_dispatch` and without a seed, "
+                    f"{self._label(pipe)}: the pipe shuffles after `sharding_round_robin_dispatch` and without a seed, "
                     f"so each of {self.num_workers} workers mixes only its own items, which are the same in every "
                     "epoch, in an order that no later run repeats; put `.shuffle()` before the dispatch, or set a seed "
                     "with `DataLoader2.seed` (and pass seeded=True to `lint`)",
@@ -213,7 +213,7 @@ class _Linter:
                 doubt = "" if silent else " (unless your own pipe or iterable divides the items)"
                 yield Finding(
                     "not-sharded",
-                    f"{self._place(source)}: no later pipe divides the items among the workers{doubt}, so each of "
+                    f"{self._label(source)}: no later pipe divides the items among the workers{doubt}, so each of "
                     f"{self.num_workers} workers yields all items, and every item is yielded {self.num_workers} times; "
                     "put `.sharding_filter()` after this pipe (after `.shuffle()`, if there is one) or "
                     "`.sharding_round_robin_dispatch()`; with a filter and `DataLoader2(..., splits=64)`, the order "
@@ -235,7 +235,7 @@ class _Linter:
                         wrong = "each of {} workers keeps only a share of its part, and other items are lost"
                     yield Finding(
                         "splits-itself",
-                        f"{self._place(pipe)}: the {kind} in {self._place(source)} already divides its items among "
+                        f"{self._label(pipe)}: the {kind} in {self._label(source)} already divides its items among "
                         f"workers, so with this filter {wrong.format(self.num_workers)}; remove the filter, or with "
                         "ranks replace it by `.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)`, so that each worker "
                         "reads only its own part",
@@ -258,7 +258,7 @@ class _Linter:
                     kind = getattr(iterable, "__name__", type(iterable).__name__)
                     yield Finding(
                         "own-order",
-                        f"{self._place(pipe)}: {kind} in {self._place(source)} seems to shuffle, and each of "
+                        f"{self._label(pipe)}: {kind} in {self._label(source)} seems to shuffle, and each of "
                         f"{self.num_workers} workers reads all of its items; unless all workers read the same order, "
                         "some items are yielded twice and others never (a loader raises an error if it detects this); "
                         "shuffle with the pipe `.shuffle()` or with a seed that all workers share, or replace the "
@@ -275,7 +275,7 @@ class _Linter:
                 called = ", ".join(sorted({_function_name(one) for one in before}))
                 yield Finding(
                     "work-before-sharding",
-                    f"{self._place(pipe)}: {called} comes before the filter, so each of {self.num_workers} workers "
+                    f"{self._label(pipe)}: {called} comes before the filter, so each of {self.num_workers} workers "
                     f"calls {called} for all items, and then drops the items of the other workers; put "
                     f"`.sharding_filter()` before `.map({called})`, unless {called} takes almost no time",
                     pipe,
@@ -291,7 +291,7 @@ class _Linter:
                 where = f"directly after {_name(mix)}" if _name(mix) in _SIDE_BY_SIDE else "into each of its inputs"
                 yield Finding(
                     "mix-before-sharding",
-                    f"{self._place(pipe)}: {self._place(mix)} mixes its inputs in a pattern of {period} items, and "
+                    f"{self._label(pipe)}: {self._label(mix)} mixes its inputs in a pattern of {period} items, and "
                     f"each worker keeps one of every {self.num_workers} items, so the batches of a worker do not have "
                     f"the ratio of the mix; put `.sharding_filter()` {where}, or pass the adapter "
                     f"`ShardingPolicy(block={period})` to the loader",
@@ -300,7 +300,7 @@ class _Linter:
 
     def _partly_sharded(self, pipe: Any, divided: Any, whole: list[Any]) -> Iterator[Finding]:
         name = type(pipe).__name__
-        sharded, other = self._place(divided), self._place(whole[0])
+        sharded, other = self._label(divided), self._label(whole[0])
         silent = _is_ours(pipe) and self._known([each for one in whole for each in self.graph.at(one)])
         if name in _LOOKING_UP:
             looked_up = getattr(pipe, "ref_datapipe", None)
@@ -325,7 +325,7 @@ class _Linter:
                 f"all items of {other}, and they are yielded {self.num_workers} times; put `.sharding_filter()` after "
                 f"{name} instead, or into each input"
             )
-        yield Finding("partly-sharded", f"{self._place(pipe)}: {harm}", pipe, silent)
+        yield Finding("partly-sharded", f"{self._label(pipe)}: {harm}", pipe, silent)
 
     # -- questions about the graph -----------------------------------------------------------------
 
@@ -378,7 +378,7 @@ class _Linter:
             for pipe in pipes
         )
 
-    def _place(self, pipe: Any) -> str:
+    def _label(self, pipe: Any) -> str:
         """Returns, for example, `Mapper (2 of 3 pipes)`."""
         return f"{_name(pipe)} ({self.numbers[id(pipe)]} of {len(self.pipes)} pipes)"
 

@@ -28,9 +28,9 @@ from torchdata.datapipes._pipe.state.generators import load_generators, save_gen
 from torchdata.datapipes._pipe.state.hooks import PipeHooks, depth_of, hooks_of
 from torchdata.datapipes._pipe.state.iteration import (
     can_reset,
-    entry_anew,
     entry_at_beginning,
     forget_state,
+    initial_entry,
     is_restorable,
     is_torchs,
     is_unnoticed,
@@ -69,12 +69,12 @@ __all__ = [
     "save_generators",
     "save_state",
     "set_strictness",
-    "standing_still",
     "state",
+    "threads_paused",
 ]
 
 
-def standing_still(pipes: list[Any], patience: float | None = None) -> AbstractContextManager[object]:
+def threads_paused(pipes: list[Any], patience: float | None = None) -> AbstractContextManager[object]:
     """Returns a context within which the read-ahead threads of pipes are paused.
 
     Args:
@@ -87,26 +87,26 @@ def standing_still(pipes: list[Any], patience: float | None = None) -> AbstractC
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
-        >>> from torchdata.datapipes.state import standing_still
+        >>> from torchdata.datapipes.state import threads_paused
         >>> source = IterableWrapper(range(3))
         >>> pipe = source.prefetch(2)
         >>> iterator = iter(pipe)
-        >>> with standing_still([source, pipe]):
+        >>> with threads_paused([source, pipe]):
         ...     first = next(iterator)
         >>> first, list(iterator)
         (0, [1, 2])
     """
-    threaded = [pipe for pipe in pipes if type(hooks_of(pipe)).standing_still is not PipeHooks.standing_still]
-    return _all_still(threaded, patience) if threaded else nullcontext()
+    threaded = [pipe for pipe in pipes if type(hooks_of(pipe)).threads_paused is not PipeHooks.threads_paused]
+    return _all_paused(threaded, patience) if threaded else nullcontext()
 
 
 @contextmanager
-def _all_still(pipes: list[Any], patience: float | None) -> Iterator[None]:
+def _all_paused(pipes: list[Any], patience: float | None) -> Iterator[None]:
     with ExitStack() as stack:
         # Each pipe is paused before its sources. If a source were paused before its reader, the reader's thread would
         # wait for an item of this source, and could not be paused.
         for pipe in reversed(pipes):
-            stack.enter_context(pipe.standing_still(patience))
+            stack.enter_context(pipe.threads_paused(patience))
         yield
 
 
@@ -153,7 +153,7 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
 def save_entries(datapipe: Any) -> list[PipeEntry]:
     graph = graph_of(datapipe)
-    with standing_still(graph.pipes):
+    with threads_paused(graph.pipes):
         return entries_of(graph)
 
 
@@ -212,7 +212,7 @@ class _Saving:
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources
             hooks = hooks_of(reader)
-            if alone and hooks._goes_on_alone() and self._has_begun(reader):
+            if alone and hooks._resumes_alone() and self._has_begun(reader):
                 used.add(id(reader))
             if id(reader) not in used or self._has_finished(reader):
                 continue
@@ -310,7 +310,7 @@ class _Saving:
             later = None if is_torchs(each) or record_of(each).stamp < began else pending_seed(each)
             if later is not None and later != entry.seed:
                 entry = entry._replace(later=later)
-            left = entry_anew(each) if may_be_left else entry.left
+            left = initial_entry(each) if may_be_left else entry.left
             entries[id(each)] = entry._replace(ahead=None, left=left)
         drop, seconds = token_of(pipe).yielded - beginning.yielded, time.monotonic() - beginning.since
         own = entries[id(pipe)]._replace(drop=drop, seconds=seconds)
@@ -351,7 +351,7 @@ class _Saving:
         # earlier iteration.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or is_stale:
-            entry = entry_anew(pipe)
+            entry = initial_entry(pipe)
             if id(pipe) in self._in_use and self._has_finished(pipe):
                 entry = entry._replace(restores=True, yielded=token_of(pipe).yielded, finished=True)
             if not record.skipped:
@@ -364,7 +364,7 @@ class _Saving:
 
 def beginning_entries(graph: Graph) -> list[PipeEntry]:
     """Returns a `PipeEntry` for the next iteration of each pipe, which may resume from a loaded state."""
-    return [entry_anew(pipe) for pipe in graph]
+    return [initial_entry(pipe) for pipe in graph]
 
 
 def is_one_to_one(datapipe: Any) -> bool:
@@ -461,7 +461,7 @@ def set_strictness(datapipe: Any, is_strict: bool) -> None:
 def load_entries(datapipe: Any, entries: Sequence[PipeEntry]) -> None:
     graph = graph_of(datapipe)
     _require_same_pipes(graph, entries)
-    with standing_still(graph.pipes):
+    with threads_paused(graph.pipes):
         for pipe, entry in zip(graph, entries, strict=True):
             load_entry(pipe, entry)
         if is_torchs(graph.end):

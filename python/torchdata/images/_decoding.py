@@ -259,8 +259,8 @@ def _array_over(out: Any, shape: tuple[int, ...], dtype: str) -> Any:
     array = out.numpy() if type(out).__module__ == "torch" else out
     fits = isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype
     if not (fits and array.flags.c_contiguous and array.flags.writeable):
-        told = f"{getattr(array, 'dtype', type(out).__name__)} {getattr(array, 'shape', '')}"
-        raise ValueError(f"decode_batch: out must be a writable {dtype} array of shape {shape} in C order, not {told}")
+        given = f"{getattr(array, 'dtype', type(out).__name__)} {getattr(array, 'shape', '')}"
+        raise ValueError(f"decode_batch: out must be a writable {dtype} array of shape {shape} in C order, not {given}")
     return array
 
 
@@ -306,10 +306,10 @@ def _decoding(name: str) -> Iterator[None]:
         if isinstance(error, module.DecompressionBombError):
             error.add_note(f"It was about {name}.")
             raise
-        said = str(error) or type(error).__name__
+        what = str(error) or type(error).__name__
         if isinstance(error, module.UnidentifiedImageError):
-            said = "it has no format that Pillow knows"
-        raise ValueError(f"{name} cannot be decoded as an image: {said}") from error
+            what = "it has no format that Pillow knows"
+        raise ValueError(f"{name} cannot be decoded as an image: {what}") from error
 
 
 def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, name: str, out: Any) -> None:

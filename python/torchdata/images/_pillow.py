@@ -53,10 +53,10 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
 def orientation(image: Any) -> int:
     """Returns the EXIF orientation, from 1 (upright) to 8."""
     try:
-        told = image.getexif().get(_ORIENTATION, 1)
+        orientation = image.getexif().get(_ORIENTATION, 1)
     except Exception:  # the EXIF block is damaged
         return 1
-    return told if told in range(1, 9) else 1
+    return orientation if orientation in range(1, 9) else 1
 
 
 def check_pixels(width: int, height: int) -> None:
@@ -66,9 +66,9 @@ def check_pixels(width: int, height: int) -> None:
     limit = module.MAX_IMAGE_PIXELS
     if limit is None or width * height <= limit:
         return
-    said = f"an image of {width} x {height} pixels exceeds PIL.Image.MAX_IMAGE_PIXELS, {limit}"
+    what = f"an image of {width} x {height} pixels exceeds PIL.Image.MAX_IMAGE_PIXELS, {limit}"
     if width * height > 2 * limit:
-        raise module.DecompressionBombError(f"{said}, more than twice; set the limit if you trust the file")
+        raise module.DecompressionBombError(f"{what}, more than twice; set the limit if you trust the file")
     import warnings
 
-    warnings.warn(said, module.DecompressionBombWarning, stacklevel=2)
+    warnings.warn(what, module.DecompressionBombWarning, stacklevel=2)

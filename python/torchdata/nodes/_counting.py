@@ -16,7 +16,7 @@ from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Pages
 from torchdata._observe.stats.labels import Flag, location_of
 from torchdata._observe.stats.model import NODES
 from torchdata._reporting import is_users, with_function
-from torchdata._users_code import INDEXED, ITERATED, codes_of_dataset, place_of
+from torchdata._users_code import INDEXED, ITERATED, code_location, codes_of_dataset
 from torchdata.nodes._read_ahead import ThreadedNode
 from torchdata.nodes.base_node import BaseNode, nodes_of, sources_of
 
@@ -79,5 +79,5 @@ def _named(node: BaseNode[Any]) -> tuple[str, str]:
     if codes:
         return codes[0].name, codes[0].location
     own = type(node).next
-    location = location_of(node) or (place_of(own.__code__) if is_users(own) else "")
+    location = location_of(node) or (code_location(own.__code__) if is_users(own) else "")
     return with_function(node), location

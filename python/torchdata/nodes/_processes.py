@@ -27,7 +27,7 @@ from torchdata._engine.workers.child import ChildLoop
 from torchdata._engine.workers.group import Group, default_budget
 from torchdata._engine.workers.hangs import NONE, Survived
 from torchdata._engine.workers.program import Program
-from torchdata._engine.workers.restart import Gone, Restarts
+from torchdata._engine.workers.restart import Ended, Restarts
 from torchdata._native import Link, ReadAheadQueue
 from torchdata._observe.outside import stalls
 from torchdata._observe.outside.stalls import Patience, warn_in_thread
@@ -168,7 +168,7 @@ class MapWorker:
             try:
                 self._commander.send_message(message, None, None, self._look)
                 break
-            except Gone:
+            except Ended:
                 self._replace()
                 message = (*message[:2], self._seed)
         self._seed = None
@@ -182,12 +182,12 @@ class MapWorker:
         slice_ = _SLICE if self._timeout is None else min(_SLICE, self._timeout / 4)
         while True:
             ended = self._process.ended  # read first, because the answers of an exited process are then complete
-            results, spent, behind = self._collector.receive_results(0, self._number, 0.0 if ended else slice_)
+            results, spent, message = self._collector.receive_results(0, self._number, 0.0 if ended else slice_)
             answers: list[list[Any] | BaseException | None] = [results] if results else []
-            if isinstance(behind, BaseException):
-                answers.append(behind)
-            elif behind is not None and behind[0] > self._number:
-                _, description, spent = behind
+            if isinstance(message, BaseException):
+                answers.append(message)
+            elif message is not None and message[0] > self._number:
+                _, description, spent = message
                 answers.append(None if description is None else error_of(description))
             if answers:
                 self.spent = spent
@@ -219,11 +219,11 @@ class MapWorker:
         received, ended = [0] * members.num_workers, [False] * members.num_workers
         received[self._index] = self._number  # the number of items that the process has completed
         with members.sending:
-            places = restarts.on_death([self._index], received, ended, False)
+            indices = restarts.on_loss([self._index], received, ended, False)
             try:
-                made = restarts.on_replace(places, ([], None), ended)
+                made = restarts.on_replace(indices, ([], None), ended)
             except RuntimeWarning as warning:  # warnings are errors, but the exit was handled
-                made = restarts.on_replace(places, ([], None), ended)
+                made = restarts.on_replace(indices, ([], None), ended)
                 warn_in_thread(warning)
             ((_, link, _),) = made
             assert link is not None

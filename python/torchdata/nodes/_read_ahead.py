@@ -51,7 +51,7 @@ class _Work(ReadAhead):
         limit: the maximum number of items that are read ahead of the last yielded item.
         wanted: the number of items that the source must yield after the loaded snapshot; an error is raised if it
             yields fewer.
-        **options: further arguments of the queue: `in_order`, `place` and `grows`. `place` is the loaded position: a
+        **options: further arguments of the queue: `in_order`, `position` and `grows`. `position` is the loaded state: a
             snapshot of the source, the number of items to drop after the snapshot, and the numbers of later items to
             drop. `grows` is None if `limit` is fixed. Otherwise, `grows` is a tuple of the highest limit for small
             items, the number of small items that were read in a row, and the current limit.
@@ -204,7 +204,7 @@ class ReadSource:
         grows = (grows_to, row, ahead) if grows_to > limit else None
         _, dropped, later = position
         reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(later))
-        options = {"in_order": in_order or not repeatable, "place": position, "grows": grows}
+        options = {"in_order": in_order or not repeatable, "position": position, "grows": grows}
         self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
         #: A function that returns the next result, or raises the error of the next item. The function raises
         #: StopIteration at the end, and RuntimeError if the threads were shut down or belong to another process.
@@ -244,7 +244,7 @@ class ReadSource:
         return snapshot, steps, ahead
 
     def state(self) -> dict[str, Any]:
-        position = self.work.queue.place()
+        position = self.work.queue.position()
         assert position is not None
         snapshot, steps, given, ahead = position
         state = {
@@ -269,13 +269,13 @@ class ReadSource:
         work.close()
         if work.is_inherited:
             return
-        if not work.queue.wait_still(self.patience):
+        if not work.queue.wait_idle(self.patience):
             raise self._stuck()
         if read_on and not work.reader.ended:
             self._read_on(work)
 
     def _read_on(self, work: _Work) -> None:
-        position = work.queue.place()
+        position = work.queue.position()
         assert position is not None
         growth = work.queue.growth()
         work.read_on_to = position[2] + (self._limit if growth is None else growth[1])

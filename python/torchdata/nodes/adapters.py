@@ -89,7 +89,7 @@ class IteratingNode(BaseNode[T]):
         if self._stream is None or self._stateful is None:
             self._stream = StatefulStream(iterable, self._prepare, is_exact=self._is_exact)
         stream = self._stream
-        rest = stream.begin() if state is None else stream.go_to(state)
+        rest = stream.begin() if state is None else stream.resume_at(state)
         self._use(rest if stream.has_state else stream.iterator)
         return stream.has_state
 
@@ -122,7 +122,7 @@ class IteratingNode(BaseNode[T]):
         is_sampled = self._stateful is None and is_stream(iterable) and type(iterable) is not SequentialSampler
         return SampleDigest() if is_sampled else None
 
-    def _go_to(self, fields: StateFields) -> None:
+    def _resume_at(self, fields: StateFields) -> None:
         yielded = fields.integer(self.NUM_YIELDED_KEY, least=0)
         started = fields.flag(self.STARTED_KEY, yielded > 0)
         ended = fields.flag(self.ENDED_KEY, False)
@@ -312,7 +312,7 @@ class IterableWrapper(IteratingNode[T]):
                 with contextlib.suppress(Exception):  # the error is raised when the program requests a state
                     self._saved = self.get_state()
         else:
-            self._go_to(StateFields("IterableWrapper", initial_state))
+            self._resume_at(StateFields("IterableWrapper", initial_state))
             if self._num_yielded:
                 in_fixed_order(self.iterable)
         super().reset(initial_state)
@@ -392,7 +392,7 @@ class SamplerWrapper(IteratingNode[T]):
             self.epoch = fields.integer(self.EPOCH_KEY, least=-sys.maxsize)
             if self.UPDATER_KEY in fields and is_stateful(self.epoch_updater):
                 give(self.epoch_updater, fields[self.UPDATER_KEY])
-            self._go_to(fields)
+            self._resume_at(fields)
         super().reset(initial_state)
 
     def _prepare(self) -> None:

@@ -18,9 +18,9 @@ from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, r
 #: snapshots take less than 0.5 % of the time.
 _SPARSELY = 200
 _AT_LEAST = 0.004
-#: A snapshot is expensive if it takes longer than `_DEAR` seconds, and longer than the fraction `_DEAR_PART` of a
+#: A snapshot is expensive if it takes longer than `_COSTLY` seconds, and longer than the fraction `_COSTLY_PART` of a
 #: batch's duration.
-_DEAR, _DEAR_PART = 2e-5, 0.01
+_COSTLY, _COSTLY_PART = 2e-5, 0.01
 
 
 class SnapshotCadence:
@@ -40,8 +40,8 @@ class SnapshotCadence:
     def took(self, now: float, cost: float) -> None:
         self._costs.append(cost)
         cost = min(self._costs) if len(self._costs) == 3 else 0.0
-        is_dear = cost > _DEAR and cost > _DEAR_PART * self._spent / self._count * self._every
-        self.due = next_due(now, cost) if is_dear else 0.0
+        is_costly = cost > _COSTLY and cost > _COSTLY_PART * self._spent / self._count * self._every
+        self.due = next_due(now, cost) if is_costly else 0.0
 
 
 class GeneratorWatch:

@@ -169,7 +169,7 @@ class Drawing:
         return not is_later and _moved(saved, read(name), _NEAR) is not None
 
     @contextmanager
-    def going_on(self, moment: Moment) -> Iterator[None]:
+    def resumed(self, moment: Moment) -> Iterator[None]:
         """Within this context, the generators have the states in `moment`, so that the caller can restore a sampler's
         position.
 

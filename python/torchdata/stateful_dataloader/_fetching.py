@@ -225,9 +225,9 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         if first is not None:
             position = first + now - counted + raised
             while self.digest is not None and samples.next < position:
-                place = counted + samples.next - first
-                if place < now:
-                    samples.add(self._data[place])
+                index = counted + samples.next - first
+                if index < now:
+                    samples.add(self._data[index])
                 else:
                     samples.add_missing()
         self.position, self._counted = position, now

@@ -73,8 +73,8 @@ def unstarted_at(loader: Any) -> StateAt:
     is_own_iterator = hasattr(dataset, "__next__")
 
     def position() -> ReadingPosition:
-        told = _told(dataset)
-        own, inner = (None, told) if kind and is_own_iterator else (told, None)
+        found = _state_of(dataset)
+        own, inner = (None, found) if kind and is_own_iterator else (found, None)
         return ReadingPosition(own, inner, follows_end=False if kind else None)
 
     here = None if workers else position()
@@ -102,18 +102,18 @@ def unstarted_at(loader: Any) -> StateAt:
 
 
 def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
-    own, inner, iterator = _told(index_sampler), innermost_of(index_sampler), None
+    own, inner, iterator = _state_of(index_sampler), innermost_of(index_sampler), None
     if isinstance(inner, _InfiniteConstantSampler):
         iterator = None if index_sampler is inner else endless_state(0, 0)
     elif iterates_as(index_sampler, BatchSampler):
-        told, iterator = _told(inner), BatchIndices(index_sampler).state_before(0)
-        iterator |= {} if told is None or told is UNKNOWN else {"sampler_state": told}
+        found, iterator = _state_of(inner), BatchIndices(index_sampler).state_before(0)
+        iterator |= {} if found is None or found is UNKNOWN else {"sampler_state": found}
     elif iterates_as(index_sampler, RandomSampler):
         iterator = RandomIndices(index_sampler).state_dict()
     return own, iterator
 
 
-def _told(one: Any) -> Any:
+def _state_of(one: Any) -> Any:
     """Returns the state of `one`: None for an object without a state, and `UNKNOWN` for an object that has a state only
     during an iteration."""
     if not is_stateful(one):

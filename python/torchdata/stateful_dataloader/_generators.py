@@ -168,8 +168,8 @@ def _decoded(which: Any, plain: Any) -> Any:
             return state
         type(which.bit_generator)().state = state
         return state
-    seed, text, place, *kept = plain
-    words = numpy.frombuffer(base64.b64decode(text, validate=True), dtype="<u4"), whole(place, "position", 1, 624)
+    seed, text, position, *kept = plain
+    words = numpy.frombuffer(base64.b64decode(text, validate=True), dtype="<u4"), whole(position, "position", 1, 624)
     if len(words[0]) != 624:
         raise ValueError(f"it has {len(words[0])} words instead of 624")
     if is_torch:
@@ -278,11 +278,11 @@ def _search(stream: torch.Generator, needle: Any) -> Iterator[tuple[int, int | N
 
 
 def _along(stream: torch.Generator, needle: Any, most: int, seeded: torch.Generator | None = None) -> int | None:
-    anew = repeat((0, None)) if seeded is None else _search(seeded, needle)
-    for (searched, found), (_, found_anew) in zip(_search(stream, needle), anew, strict=False):
+    again = repeat((0, None)) if seeded is None else _search(seeded, needle)
+    for (searched, found), (_, found_again) in zip(_search(stream, needle), again, strict=False):
         if found is not None:
             return found if found <= most else None
-        if found_anew is not None or searched > most:
+        if found_again is not None or searched > most:
             return None
     return None
 

@@ -71,7 +71,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._batch: Any = _NONE
         self._counts: Counts = {}, 0
         if state is not None and not state.is_over:
-            self._go_on(state)
+            self._resume(state)
             return
         self._order.begin(self._sampler_iter)
         if self._reading.is_iterable:
@@ -102,15 +102,15 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         drawing.restore(moved)
         return {} if state.is_over else moved
 
-    def _go_on(self, state: EpochState) -> None:
+    def _resume(self, state: EpochState) -> None:
         self._sampler_iter = self._order.restore(state.order)
         position = state.positions[0]
         then = {}
         if self._moved and position:
             then = {name: decoded(name, one) for name, one in (position.then or {}).items()}
         self._num_yielded = state.given
-        behind, moved = position.now_since if position else 0, self._moved
-        if position and behind:  # a worker took the snapshot, some batches after its generators were saved
+        since, moved = position.now_since if position else 0, self._moved
+        if position and since:  # a worker took the snapshot, some batches after its generators were saved
             position = position._replace(now=moved)
         with put_back_afterwards(GLOBAL):
             self._then = {name: read(name) for name in GLOBAL} | then
@@ -124,13 +124,13 @@ class InProcessIterator(SharedIterator, StatefulIterator):
                 self._restore(position)
             else:
                 self._reader.begin()
-            moved = {name: read(name) for name in moved} if behind else {}
+            moved = {name: read(name) for name in moved} if since else {}
         set_all(moved)
         if self._has_read:
             self._marks = {name: mark_of(name) for name in GLOBAL}
         self._pass_over()
 
-    def _go_back(self, position: ReadingPosition) -> None:
+    def _return_to(self, position: ReadingPosition) -> None:
         with put_back_afterwards(GLOBAL):
             self._restore(position._replace(random=None))
 
@@ -151,7 +151,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._index = self._order.draw()
             if not self._marks:
                 self._marks = {name: mark_of(name) for name in GLOBAL}
-            self._reader.prepare(self._go_back)
+            self._reader.prepare(self._return_to)
             data = self._reader.read(self._index) if skipped is None else self._read_counting(skipped)
             if data is NOTHING:
                 self._num_empty += 1
@@ -172,7 +172,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _note_skipped(self, skipped: Skipped) -> None:
         found, seen = self._reader.skipped
         skipped.count(seen, found)
-        skipped.tell(found)
+        skipped.report(found)
 
     def next(self) -> Any:
         if (successor := self._taken_over()) is not None:
@@ -254,7 +254,7 @@ class LocalPool:
         self.turn = 0
         self._ended: set[int] = set()
         #: For each shard with a stateful dataset, the snapshot from before the first batch of the epoch.
-        self.told: dict[int, bytes] = {}
+        self.first_snapshots: dict[int, bytes] = {}
         self.is_ending = False
         self.counting: Counting | None = None
 
@@ -301,7 +301,7 @@ class LocalPool:
                 units = shard.begin_epoch(True, shared_seed, fresh, EpochStart(position))
                 self._units.append(units)
                 if units.news.before is not None:
-                    self.told[number] = units.news.before
+                    self.first_snapshots[number] = units.news.before
 
     def wait(self, hand: list[Any]) -> None:
         while not hand:
@@ -312,7 +312,7 @@ class LocalPool:
             with one_at_a_time(), self._program, self._entered(self._shards[number]):
                 reader = self._shards[number].reader
                 assert reader is not None
-                reader.prepare(partial(self._go_back, reader, number))
+                reader.prepare(partial(self._return_to, reader, number))
                 hand.extend(islice(self._units[number], 1))
             if not hand:
                 self._ended.add(number)
@@ -321,7 +321,7 @@ class LocalPool:
         if self._pin is not None and batch is not None:
             hand[0] = shard, order, self._pin(batch), news
 
-    def _go_back(self, reader: EpochReader, shard: int, _position: ReadingPosition) -> None:
+    def _return_to(self, reader: EpochReader, shard: int, _position: ReadingPosition) -> None:
         reader.restore(self._reached(shard))  # unlike the reader, the program knows how many batches were delivered
 
     def end_epoch(self) -> None:

@@ -53,8 +53,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: replaces this iterator.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `_lives_on`: whether new persistent workers resume from a state that was saved between two epochs.
-        self.is_finished = self._lives_on = False
+        #: `_is_persistent`: whether new persistent workers resume from a state that was saved between two epochs.
+        self.is_finished = self._is_persistent = False
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
         #: `_num_empty` counts batches that were empty because all their samples were skipped. `_given_before` is the
         #: number of batches that the epoch had returned when it was resumed. `_passing_over` is the number of batches
@@ -68,8 +68,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         if state is not None and state.is_over:
             self._order.follow(state.order, state.unstarted)
             had_workers = bool(state.workers and state.base_seed is not None and not state.unstarted)
-            self._lives_on = loader.persistent_workers and had_workers
-        draws = state is None or (state.is_over and not self._lives_on)
+            self._is_persistent = loader.persistent_workers and had_workers
+        draws = state is None or (state.is_over and not self._is_persistent)
         with self._drawing.under_way() if draws else self._drawing.untouched():
             if draws:
                 self._order.note_random()

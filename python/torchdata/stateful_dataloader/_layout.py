@@ -143,11 +143,11 @@ def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple
     since = since.copy() if isinstance(since, list) else since
     parts = position.collate, position.random, position.then, position.now_since, since, position.digest
     own = {key: value for key, value in zip(_OWN, parts, strict=True) if value}
-    told = {key: one for key, one in zip(_STATES, position[:2], strict=True) if one is not None and one is not UNKNOWN}
+    kept = {key: one for key, one in zip(_STATES, position[:2], strict=True) if one is not None and one is not UNKNOWN}
     if position.follows_end is not None:
-        mark = _mark(told.get("dataset_state"), told.get("dataset_iter_state"))
+        mark = _mark(kept.get("dataset_state"), kept.get("dataset_iter_state"))
         own |= {"follows_end": position.follows_end, "mark": mark}
-    return theirs, own | told
+    return theirs, own | kept
 
 
 def _mark(*states: Any) -> int:
@@ -200,16 +200,16 @@ def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> E
     positions = [_parse_position(one, None if ours is None else more.get(one["worker_id"], {})) for one in each]
     last = whole(snapshot["_last_yielded_worker_id"], "_last_yielded_worker_id", most=count - 1)
     step = whole(snapshot["_snapshot_step"], "_snapshot_step")
-    behind = whole(state["_steps_since_snapshot"], "_steps_since_snapshot", most=_STEPS)
+    since = whole(state["_steps_since_snapshot"], "_steps_since_snapshot", most=_STEPS)
     found = EpochState(OrderState(), positions, count, LoaderFacts(), step)
     if (
         ours is not None
         or all(one["fetcher_state"] is None for one in each)
         or any(position.is_of_dataset for position in positions)
     ):
-        found = found._replace(next_worker=(last + 1) % count, passing_over=behind)
+        found = found._replace(next_worker=(last + 1) % count, passing_over=since)
     else:  # 0.11 rereads an iterable dataset without a state from its beginning
-        found = found._replace(given=0, positions=[None] * count, passing_over=step + behind)
+        found = found._replace(given=0, positions=[None] * count, passing_over=step + since)
     return _parsed(state, main, ours, found, own)
 
 

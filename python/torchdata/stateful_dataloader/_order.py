@@ -111,7 +111,7 @@ class IndexOrder:
         iterator is created."""
         self._iterator: Iterator[Any] = iterator
         # Indices that were drawn in advance. `draw` returns these indices before it draws new indices.
-        self._owed: deque[Any] = deque()
+        self._pending: deque[Any] = deque()
         #: The index that `draw` is about to return, so that Ctrl-C cannot lose the index. The index is stored in
         #: `_read` until `drawn` counts it, and then in `_counted`.
         self._read = self._counted = _NONE
@@ -130,9 +130,9 @@ class IndexOrder:
 
     def draw(self) -> Any:
         if self._counted is _NONE:
-            if self._owed:
-                self._counted = self._owed[0]
-                del self._owed[0]
+            if self._pending:
+                self._counted = self._pending[0]
+                del self._pending[0]
             else:
                 self._draw()
         # KeyboardInterrupt cannot be raised in the following lines, which contain neither calls nor loops.
@@ -158,7 +158,7 @@ class IndexOrder:
                 self._next()
                 return
             early, drawn = len(self._early), self.drawn
-            number = self._place + early
+            number = self._returned + early
             self._draws.before()
             self._next()
             indices = self._counted if isinstance(self._iterator, BatchIndices) else [self._counted]
@@ -172,7 +172,7 @@ class IndexOrder:
             self._epoch = epoch_of(self._sampler)
 
     @property
-    def _place(self) -> int:
+    def _returned(self) -> int:
         """The number of indices that the sampler has returned; for a user's batch sampler, the number of batches."""
         return self._iterator.samples_yielded if isinstance(self._iterator, BatchIndices) else self.drawn
 
@@ -227,14 +227,14 @@ class IndexOrder:
             self._iterator, self._is_broken = iter(self._sampler), False
         else:
             self.restore(self.state_at([], False, None)(self._drawing.now()))
-        if self._owed:
-            self._counted = self._owed[0]
-            del self._owed[0]
+        if self._pending:
+            self._counted = self._pending[0]
+            del self._pending[0]
         else:
             self._draw()
 
     def put_back(self, index: Any) -> None:
-        self._owed.appendleft(index)
+        self._pending.appendleft(index)
 
     def _own_state(self) -> Any:
         """Returns the state of a user's sampler; None if the sampler cannot save a state before its first index."""
@@ -272,7 +272,7 @@ class IndexOrder:
             in_order: whether the loader returns the batches in the order of their indices.
         """
         read = [] if self._read is _NONE else [self._read]
-        waiting = [*waiting, *(() if self._counted is _NONE else (self._counted,)), *read, *self._owed]
+        waiting = [*waiting, *(() if self._counted is _NONE else (self._counted,)), *read, *self._pending]
         given = self.drawn + len(read) - len(waiting)
         indices: list[Any] = []
         if waiting and (self._has_holes or not in_order):
@@ -347,7 +347,7 @@ class IndexOrder:
     def _draw_ahead(self) -> None:
         with suppress(StopIteration):
             self._draw()
-            self._owed, self._counted = deque([*self._owed, self._counted]), _NONE
+            self._pending, self._counted = deque([*self._pending, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
         """Adds to `state` the sampler's last recorded state before the batches that the user has not received. The
@@ -380,7 +380,7 @@ class IndexOrder:
         self._at_iter, self._at_first, self._epoch = iter_, first, epoch_of(self._sampler)
         self.begin(iter(()))
         self._has_holes = len(state.indices) > 1
-        with self._drawing.going_on(now):
+        with self._drawing.resumed(now):
             if state.at_iter is None or self._never_ends:
                 self._load(state)
                 # The generator of PyTorch's `RandomSampler` is not set, because `_load` has already drawn the order
@@ -421,12 +421,12 @@ class IndexOrder:
             pass_over(self._iterator, drawn)
         self._pass_batches(state.indices_since, state.batch_size)
         self.drawn = drawn
-        self._owed.extend(state.indices)
+        self._pending.extend(state.indices)
         self._is_kept = self._keeps_position
 
     def _replay(self, first: Moment, state: OrderState) -> None:
         given = self.drawn = state.yielded + len(state.indices)
-        self._owed.extend(state.indices)
+        self._pending.extend(state.indices)
         batches = self._iterator if isinstance(self._iterator, BatchIndices) else None
         size = (state.batch_size or 1) if batches is not None else 1
         if batches is not None:
@@ -456,13 +456,13 @@ class IndexOrder:
 
     def follow(self, state: OrderState, unstarted: bool) -> None:
         _, _, now = self._moments(state)
-        with self._drawing.going_on(now):
+        with self._drawing.resumed(now):
             inner, is_saved = innermost_of(self._sampler), not (state.sampler is None and state.iterator is None)
             if isinstance(inner, StatefulDistributedSampler):
                 inner.next_yielded = None
             elif not unstarted and self._keeps_user_s and is_saved:
                 self._load(state)
-                self._owed.clear()
+                self._pending.clear()
                 self._end_again(state)
             self._drawing.set(now)
 

@@ -24,7 +24,7 @@ from torch.utils.data import _utils
 
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import Survived
-from torchdata._engine.workers.restart import Gone, Received, Restarts
+from torchdata._engine.workers.restart import Ended, Received, Restarts
 from torchdata._native import ItemStream
 from torchdata._observe.outside import stalls
 from torchdata._read_ahead import ReadAhead, without_own_frame
@@ -92,7 +92,7 @@ class WorkerPool(Group):
 
     #: Worker processes send their first snapshots in messages, so this attribute is None; a `LocalPool` stores the
     #: snapshots here.
-    told: ClassVar[None] = None
+    first_snapshots: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
 
@@ -121,7 +121,7 @@ class WorkerPool(Group):
         processes = list(self._processes)
         self.begin_epoch()
         if self.restarts is not None:
-            self.restarts.replace_dead(self.collector)
+            self.restarts.replace_processes(self.collector)
         for number in range(len(processes)):
             if self._processes[number] is processes[number]:
                 starts = [EpochStart(positions[shard]) for shard in self.members.shards_of(number)]
@@ -148,7 +148,7 @@ class WorkerPool(Group):
     def _send(self, worker: int, order: Any) -> None:
         """Sends a batch request to a worker, and waits for space in the link. If the worker exits, `instruct` sends the
         order to its replacement process."""
-        with suppress(Gone):
+        with suppress(Ended):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
     def order(self, worker: int, number: int, index: Any) -> None:
@@ -172,7 +172,7 @@ class WorkerPool(Group):
             patience = None if taken == 0 else 0.0
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])
-            except (TimeoutError, Gone):
+            except (TimeoutError, Ended):
                 return
             self._taken[worker] += 1
 

@@ -208,7 +208,7 @@ class Progress:
         else:
             self.since += 1
 
-    def stand(self, frozen: bytes) -> None:
+    def restart_at(self, frozen: bytes) -> None:
         """Records a pickled snapshot that the worker has sent. Empty bytes mean that the snapshot would be equal to the
         worker's previous snapshot."""
         self.since = type(self.since)()
@@ -239,9 +239,9 @@ class Progress:
         loader."""
         position = self.reached()
         then = position.random or {}
-        now, behind = position.now, position.now_since
+        now, since = position.now, position.now_since
         if now is None:
-            now, behind = then, position.since
+            now, since = then, position.since
         random, at_first = ({name: encoded(one) for name, one in moment.items()} for moment in (now, then))
         at_first = {name: one for name, one in at_first.items() if one != random.get(name)}
-        return position._replace(random=random, then=at_first, now=None, now_since=behind)
+        return position._replace(random=random, then=at_first, now=None, now_since=since)

@@ -209,7 +209,7 @@ class EpochReader:
         elif not position.is_of_dataset:
             self._fetch_from(stream.begin())
         else:
-            self._fetch_from(stream.go_to(position.of_stream(hasattr(self._source, "__next__"))))
+            self._fetch_from(stream.resume_at(position.of_stream(hasattr(self._source, "__next__"))))
             stream.arrive()
             if self.restores_position and not position.begins:
                 self._fetcher.position = None

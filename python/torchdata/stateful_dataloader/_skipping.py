@@ -14,7 +14,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from torchdata._users_code import ITERATED, READ, codes_of_dataset
-from torchdata.datapipes._pipe.skipping import check_limit, is_over, plus_one, tell, too_many, write_line
+from torchdata.datapipes._pipe.skipping import check_limit, is_over, plus_one, report, too_many, write_line
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.stateful_dataloader._fetching import ENDS
 from torchdata.stateful_dataloader._position import Counts
@@ -45,7 +45,7 @@ def check_on_error(how: Any, limit: Any, log: str | os.PathLike[str] | None, dat
 class Skipped:
     def __init__(self, loader: Any, counts: Counts | None) -> None:
         codes = codes_of_dataset(loader.dataset, ITERATED if loader._dataset_kind else READ)
-        self._place = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
+        self._location = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
         self._limit, self._log, self._epoch = loader.error_limit, loader.error_log, loader._epochs_begun
         loader._epochs_begun += 1
         self.counts: Counts = counts or ({}, 0)
@@ -62,12 +62,12 @@ class Skipped:
             kinds = plus_one(kinds, line["error"])
         self.counts = kinds, seen + samples
 
-    def tell(self, skipped: Sequence[dict[str, Any]], worker: int | None = None) -> None:
+    def report(self, skipped: Sequence[dict[str, Any]], worker: int | None = None) -> None:
         if not skipped:
             return
         if self._log is not None:
             for line in skipped:
-                write_line(self._log, {"epoch": self._epoch, "worker": worker, "dataset": self._place} | line)
+                write_line(self._log, {"epoch": self._epoch, "worker": worker, "dataset": self._location} | line)
         last = skipped[-1]
         which = "" if last["index"] is None else f"index {last['index']}: "
         self._last = f"The last one was {which}{last['error']}: {last['message']}\n"
@@ -78,7 +78,7 @@ class Skipped:
             return
         self._has_ended = True
         self._check_limit(at_the_end=True)
-        tell(self._table(), f"of the {self.counts[1]} samples of this epoch")
+        report(self._table(), f"of the {self.counts[1]} samples of this epoch")
 
     def _check_limit(self, *, at_the_end: bool = False) -> None:
         kinds, seen = self.counts
@@ -87,4 +87,4 @@ class Skipped:
             raise too_many(self._table(), self._limit, "error_limit", samples, "this epoch", self._last) from None
 
     def _table(self) -> dict[tuple[str, str], int]:
-        return {(kind, self._place): count for kind, count in self.counts[0].items()}
+        return {(kind, self._location): count for kind, count in self.counts[0].items()}

@@ -57,7 +57,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
         self._in_order = loader.in_order
         #: The ids of threads that were still reading when the next epoch began.
-        self._left_behind: set[int] = set()
+        self._left_readers: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
         init_fn = loader.worker_init_fn if self._num_shards else None
@@ -112,10 +112,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             # loader.
             seed = self._shared_seed
             self._begin_again(loader, True)
-            if not self._lives_on:
+            if not self._is_persistent:
                 self._shared_seed = seed
             loads = state is not None and (
-                self._lives_on or (state.unstarted and any(one and one.has_state for one in state.positions))
+                self._is_persistent or (state.unstarted and any(one and one.has_state for one in state.positions))
             )
             positions = self._positions_for_workers(state) if state is not None and loads else []
             if state is not None and state.unstarted:
@@ -179,9 +179,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             for progress, position in zip(self._progress, positions, strict=True):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
-        tells = reading.is_iterable or self._is_stateful or self._has_begun
+        reports = reading.is_iterable or self._is_stateful or self._has_begun
         #: The workers that have sent no message in this epoch, so that the main process may not know their positions.
-        self._unheard = set(range(self._num_workers)) if tells else set()
+        self._silent = set(range(self._num_workers)) if reports else set()
         self._has_begun = True
         self._is_cut_off = False
         self._hand: list[Any] = []
@@ -190,10 +190,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
         self._units.begin(self._prefetch_factor, self._shared_seed, positions, fresh, first)
-        if self._pool.told is not None:
-            self._unheard = set()
-            for shard, frozen in self._pool.told.items():
-                self._progress[shard].stand(frozen)
+        if self._pool.first_snapshots is not None:
+            self._silent = set()
+            for shard, frozen in self._pool.first_snapshots.items():
+                self._progress[shard].restart_at(frozen)
         if self._pool.is_ordered:
             for number in range(self._prefetch_factor * self._num_workers):
                 self._order_next((first + number) % self._num_workers)
@@ -201,7 +201,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Begins the next epoch. Threads that are still reading the last epoch get an error at their next read."""
         if not self.is_finished:
-            self._left_behind = self._readers - {threading.get_ident()}
+            self._left_readers = self._readers - {threading.get_ident()}
         self._skipped, self._num_empty, self._given_before = Skipped.of(loader, None), 0, 0
         self._begin_again(loader, first_iter)
         self._begin([None] * self._num_workers, True, 0)
@@ -221,8 +221,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._number += 1
 
     def _wait(self) -> None:
-        if self._left_behind and (reader := threading.get_ident()) in self._left_behind:
-            self._left_behind.discard(reader)
+        if self._left_readers and (reader := threading.get_ident()) in self._left_readers:
+            self._left_readers.discard(reader)
             raise RuntimeError(_LEFT)
         if (successor := self._taken_over()) is not None:
             self._hand = [next(successor)]
@@ -249,11 +249,11 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 raise
 
     def _take(self) -> tuple[int, int, Any, News]:
-        worker, number, batch, told = self._hand.pop()
-        news = NO_NEWS if told is None else News(*told)
-        self._unheard.discard(worker)
+        worker, number, batch, fields = self._hand.pop()
+        news = NO_NEWS if fields is None else News(*fields)
+        self._silent.discard(worker)
         if news.before is not None:
-            self._progress[worker].stand(news.before)
+            self._progress[worker].restart_at(news.before)
         return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
@@ -270,7 +270,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._readers.add(threading.get_ident())
         worker, _, batch, news = unit
         if self._skipped is not None:
-            self._skipped.tell(news.skipped, worker)
+            self._skipped.report(news.skipped, worker)
         if news.failure is not None:
             if isinstance(news.failure, BaseException):
                 raise news.failure
@@ -298,7 +298,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if news.digest is not None:
             progress.digest = news.digest
         if news.after is not None:
-            progress.stand(news.after)
+            progress.restart_at(news.after)
         if progress.ended and news.failure is None:
             return False
         if self._pool.is_ordered:
@@ -309,7 +309,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def state_dict(self) -> dict[str, Any]:
         """Waits until each worker has sent a message in this epoch, and returns the state."""
-        self._hear_all()
+        self._receive_all()
         return super().state_dict()
 
     def state_at(self) -> StateAt:
@@ -323,9 +323,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         waiting = sorted(chain.from_iterable(self._pool.orders), key=itemgetter(0))
         return self._state_at([index for _, index in waiting], positions_at, self._next_worker)
 
-    def _hear_all(self) -> None:
+    def _receive_all(self) -> None:
         iterates, orders = self._reading.is_iterable, self._pool.orders
-        while not self.is_finished and any(iterates or orders[worker] for worker in self._unheard):
+        while not self.is_finished and any(iterates or orders[worker] for worker in self._silent):
             try:
                 self._units.wait(self._hand)
             except StopIteration:
@@ -380,7 +380,7 @@ class RestartingIterator(WorkersIterator):
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not self._pool.is_ending:
-            self._hear_all()
+            self._receive_all()
         if isinstance(self._units, PinnedUnits):
             self._units.leave()
         super()._reset(loader, first_iter)

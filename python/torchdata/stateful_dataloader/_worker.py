@@ -25,7 +25,7 @@ import torch.utils.data
 
 from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.items.failures import describe
-from torchdata._engine.items.torch_worker import seed_worker, show_worker, tell_torch
+from torchdata._engine.items.torch_worker import seed_worker, set_worker_info, show_worker
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.workers.child import ChildLoop
 from torchdata._engine.workers.program import Program, Runner
@@ -105,7 +105,7 @@ class ShardReader:
             seed_worker(job.base_seed, number)
         else:  # the worker continues an epoch of a loader without workers
             set_all(job.generators)
-        self._tell_torch()
+        self._set_worker_info()
 
     @classmethod
     def failed(cls, number: int, worker: _Worker) -> ShardReader:
@@ -113,13 +113,13 @@ class ShardReader:
         shard.number, shard.worker, shard.failure = number, worker, worker.failure
         return shard
 
-    def _tell_torch(self) -> None:
+    def _set_worker_info(self) -> None:
         job = self.job
         if not job.num_shards:
             torch.utils.data._utils.worker._worker_info = None
         else:
-            tell = show_worker if self.worker is None else tell_torch
-            tell(self.number, job.num_shards, job.reading.dataset)
+            set_info = show_worker if self.worker is None else set_worker_info
+            set_info(self.number, job.num_shards, job.reading.dataset)
 
     def described(self, error: BaseException) -> Any:
         return error if self.worker is None else describe(error, self.worker.setup.name)
@@ -151,7 +151,7 @@ class ShardReader:
                 has_ended = start.ended or (bool(again) and not self._read_again(again))
                 went_on = position is not None and not fresh
                 assert self.reader is not None
-                batches.begin(self.reader, went_on, told=bool(again))
+                batches.begin(self.reader, went_on, again=bool(again))
                 batches.is_over = has_ended
         except BaseException as error:
             if self.worker is None:
@@ -181,7 +181,7 @@ class ShardReader:
         reading = self.job.reading
         if shared_seed is not None:
             reading.dataset, reading.shared_seed = seeded(reading.dataset, shared_seed), shared_seed
-            self._tell_torch()
+            self._set_worker_info()
         if self.reader is None:
             if self.job.init_fn is not None:
                 self.job.init_fn(self.number)
@@ -244,7 +244,7 @@ class _Worker:
         self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, first: int, starts: Sequence[EpochStart]
     ) -> None:
         self.child.counting.begin(epoch)
-        turn = next((place for place, shard in enumerate(self.setup.shards) if shard >= first), 0)
+        turn = next((index for index, shard in enumerate(self.setup.shards) if shard >= first), 0)
         self.sender.start_epoch(epoch, 1, [(one.account, 0, None) for one in starts], turn)
         if self.failure is not None:
             self.shards = [ShardReader.failed(number, self) for number in self.setup.shards]
@@ -324,7 +324,7 @@ class Batches(Iterator[Unit]):
     def __init__(self, shard: ShardReader, iterates: bool) -> None:
         self._shard, self._iterates = shard, iterates
         self._reader: EpochReader | None = None
-        self._owed: list[Unit] = []
+        self._pending: list[Unit] = []
         self._order = NO_ORDER
         #: Data to send in the next message, in addition to the batch. `_brought` is the `News` of the last message.
         self.news = self._brought = NO_NEWS
@@ -336,24 +336,24 @@ class Batches(Iterator[Unit]):
         self._last = b""
         self._digest: int | None = None
 
-    def begin(self, reader: EpochReader, went_on: bool, told: bool = False) -> None:
+    def begin(self, reader: EpochReader, went_on: bool, again: bool = False) -> None:
         """Takes a snapshot and sends it with the first message, if the main process may need it.
 
         Args:
             went_on: whether the epoch resumes from a saved position; the main process already knows this position.
-            told: whether this worker replaces a failed worker that has sent messages of this epoch. Such a worker does
+            again: whether this worker replaces a failed worker that has sent messages of this epoch. Such a worker does
                 not send a snapshot, because the main process might assign the snapshot to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
         self._watches = self._takes_positions or not self._shard.job.reading.is_iterable
-        if not told and (not went_on or self._takes_positions):
+        if not again and (not went_on or self._takes_positions):
             self._shard.watch.look()
             self.news = News(before=self._frozen_position())
 
     def __next__(self) -> Unit:
-        if self._owed:
-            return self._owed.pop()
+        if self._pending:
+            return self._pending.pop()
         if self.is_over:
             raise StopIteration
         index = None if self._iterates else self._ordered()
@@ -393,18 +393,18 @@ class Batches(Iterator[Unit]):
         if self._watches and (now := time.monotonic()) >= self._due:
             if (frozen := self._position_after(now, now - began)) is not None:
                 news = news._replace(after=frozen)
-            self._due = min(self._shard.watch.due, self._cadence.due if self._tells else math.inf)
+            self._due = min(self._shard.watch.due, self._cadence.due if self._sends_positions else math.inf)
         return self._unit(batch, news)
 
     @property
-    def _tells(self) -> bool:
+    def _sends_positions(self) -> bool:
         return bool(self._takes_positions or self._shard.watch.moved)
 
     def _position_after(self, now: float, took: float) -> bytes | None:
         watch, cadence = self._shard.watch, self._cadence
         looks = now >= watch.due
         first = looks and watch.look_in_time(now)
-        if not self._tells:
+        if not self._sends_positions:
             return b"" if looks else None
         if not cadence.is_due(now, took) and not first:  # earlier snapshots lack generators that `watch` has just found
             return None
@@ -453,4 +453,4 @@ class Batches(Iterator[Unit]):
         return news._replace(skipped=skipped, seen=seen)
 
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
-        self._owed.append(self._unit(None, self._brought._replace(failure=failure)))
+        self._pending.append(self._unit(None, self._brought._replace(failure=failure)))

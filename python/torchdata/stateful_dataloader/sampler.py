@@ -63,8 +63,8 @@ class RandomIndices(Iterator[int]):
         self._sampler, self._yielded = sampler, 0
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
-        #: The indices that were drawn last. `_place` is the position of the next index in `_chunk`.
-        self._chunk, self._place = list[int](), 0
+        #: The indices that were drawn last. `_offset` is the position of the next index in `_chunk`.
+        self._chunk, self._offset = list[int](), 0
         #: Whether Ctrl-C has interrupted `take`, which may have lost indices.
         self._is_broken = False
 
@@ -81,15 +81,15 @@ class RandomIndices(Iterator[int]):
         elif self._is_broken:
             self.load_state_dict(self.state_dict())
         try:
-            taken = self._chunk[self._place : self._place + count]
-            self._place += len(taken)
+            taken = self._chunk[self._offset : self._offset + count]
+            self._offset += len(taken)
             while len(taken) < count:
                 chunk = next(self._chunks, None)
                 if chunk is None:
                     break
-                self._chunk, self._place = chunk, count - len(taken)
-                taken += chunk[: self._place]
-                self._place = min(self._place, len(chunk))
+                self._chunk, self._offset = chunk, count - len(taken)
+                taken += chunk[: self._offset]
+                self._offset = min(self._offset, len(chunk))
             self._yielded += len(taken)
         except Exception:
             raise
@@ -112,7 +112,7 @@ class RandomIndices(Iterator[int]):
         except BaseException:  # after Ctrl-C, the order is drawn a second time
             torch.set_rng_state(before)
             raise
-        self._origin, self._chunks, self._chunk, self._place, self._yielded = origin, chunks, [], 0, 0
+        self._origin, self._chunks, self._chunk, self._offset, self._yielded = origin, chunks, [], 0, 0
 
     def _drawn(self, generator: torch.Generator) -> Iterator[list[int]]:
         sampler, there = self._sampler, len(self._sampler.data_source)
@@ -150,8 +150,8 @@ class RandomIndices(Iterator[int]):
                     f"the saved epoch had yielded {yielded} indices, but this sampler yields {yielded - left}: its "
                     "data has become shorter"
                 )
-            self._place = min(left, len(self._chunk))
-            left -= self._place
+            self._offset = min(left, len(self._chunk))
+            left -= self._offset
         self._yielded, self._is_broken = yielded, False
 
 

@@ -30,7 +30,7 @@ const EARLY: f64 = 0.02;
 /// A snapshot that takes longer than `CHEAP` seconds is given a higher cost than its duration, because copying a large
 /// state slows down other processes.
 const CHEAP: f64 = 0.001;
-const DEAR: f64 = 4.0;
+const COSTLY: f64 = 4.0;
 
 /// Each second of waiting for the reader shortens the pause before an early snapshot by this number of seconds.
 const IDLE: u32 = 4;
@@ -65,7 +65,7 @@ impl Cadence {
         self.took[2] = (now - began).as_secs_f64();
         let least = self.took.into_iter().fold(f64::INFINITY, f64::min);
         let is_early = self.took[0].is_infinite();
-        let cost = if is_early { EARLY * least } else { least + DEAR * (least - CHEAP).max(0.0) };
+        let cost = if is_early { EARLY * least } else { least + COSTLY * (least - CHEAP).max(0.0) };
         (self.last, self.waited) = (now, waited);
         self.pause = Duration::try_from_secs_f64(cost * self.factor).unwrap_or(Duration::MAX).max(self.most_often);
         self.pause

@@ -46,8 +46,8 @@ fn fold(a: u64, b: u64) -> u64 {
 }
 
 #[inline]
-pub(crate) fn placed(value: u64, place: u64) -> u64 {
-    fold(value ^ KEYS[0], place ^ KEYS[1]) >> 34
+pub(crate) fn keyed(value: u64, key: u64) -> u64 {
+    fold(value ^ KEYS[0], key ^ KEYS[1]) >> 34
 }
 
 /// The checksum of a message, which is a sum of products of two words each.
@@ -166,7 +166,7 @@ pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
     };
     if len >= 8 {
         let last = len - 8;
-        (0..SAMPLES).for_each(|place| look(place * last / (SAMPLES - 1)));
+        (0..SAMPLES).for_each(|index| look(index * last / (SAMPLES - 1)));
     } else {
         // SAFETY: `at` is less than `len`, and the caller guarantees that `len` bytes are readable.
         (0..len).for_each(|at| sum = fold(sum ^ u64::from(unsafe { data.add(at).read() }), STEPS[0]));

@@ -3,19 +3,19 @@
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
     ended: Vec<bool>,
-    live: usize,
+    running: usize,
     current: usize,
     pub in_order: bool,
 }
 
 impl RoundRobin {
     pub fn new(peers: usize, in_order: bool) -> Self {
-        Self { ended: vec![false; peers], live: peers, current: 0, in_order }
+        Self { ended: vec![false; peers], running: peers, current: 0, in_order }
     }
 
     pub fn start(&mut self) {
         self.ended.fill(false);
-        self.live = self.ended.len();
+        self.running = self.ended.len();
         self.current = 0;
     }
 
@@ -29,7 +29,7 @@ impl RoundRobin {
     /// Returns the next peer in turn, or None if all peers have ended.
     #[inline]
     pub fn next(&self) -> Option<usize> {
-        (self.live > 0).then_some(self.current)
+        (self.running > 0).then_some(self.current)
     }
 
     #[inline]
@@ -44,7 +44,7 @@ impl RoundRobin {
 
     pub fn end(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.ended[peer], true) {
-            self.live -= 1;
+            self.running -= 1;
             if self.current == peer {
                 self.advance();
             }

@@ -19,10 +19,10 @@ impl MersenneTwister {
     }
 
     fn refill(&mut self) {
-        for place in 0..WORDS {
-            let mixed = (self.words[place] & 0x8000_0000) | (self.words[(place + 1) % WORDS] & 0x7fff_ffff);
+        for index in 0..WORDS {
+            let mixed = (self.words[index] & 0x8000_0000) | (self.words[(index + 1) % WORDS] & 0x7fff_ffff);
             let odd = if mixed & 1 == 1 { 0x9908_b0df } else { 0 };
-            self.words[place] = self.words[(place + MIDDLE) % WORDS] ^ (mixed >> 1) ^ odd;
+            self.words[index] = self.words[(index + MIDDLE) % WORDS] ^ (mixed >> 1) ^ odd;
         }
         self.next = 0;
     }

@@ -101,7 +101,7 @@ impl Strided {
         let part = len / outer.count;
         for index in 0..outer.count {
             // SAFETY: `index` is less than `outer.count`, and each index has a separate part of `to`.
-            unsafe { self.copy_around(inner, place(from, *outer, index), to.add(index * part), part) };
+            unsafe { self.copy_around(inner, pointer_to(from, *outer, index), to.add(index * part), part) };
         }
     }
 
@@ -118,7 +118,7 @@ impl Strided {
                 // SAFETY: `from` points to one of the elements that the caller guarantees to be readable. The caller
                 // guarantees that the destination `to` is writable.
                 unsafe {
-                    let from = place(place(from, line, start), group, element);
+                    let from = pointer_to(pointer_to(from, line, start), group, element);
                     let to = to.add(start * bytes + element * run);
                     copy_runs(from, Axis { count, ..line }, to, bytes, run);
                 }
@@ -130,7 +130,7 @@ impl Strided {
 /// # Safety
 /// `index` must be less than `axis.count`, and all elements of the axis must be in one allocated object.
 #[inline(always)]
-unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
+unsafe fn pointer_to(from: *const u8, axis: Axis, index: usize) -> *const u8 {
     // SAFETY: the caller guarantees that the element with this index is in the same allocated object as `from`.
     unsafe { from.offset(index as isize * axis.stride) }
 }
@@ -146,7 +146,7 @@ unsafe fn copy_runs(from: *const u8, axis: Axis, to: *mut u8, step: usize, run: 
     unsafe fn copy<const RUN: usize>(from: *const u8, axis: Axis, to: *mut u8, step: usize) {
         for index in 0..axis.count {
             // SAFETY: the caller guarantees that element and copy are valid, and byte arrays may have any alignment.
-            unsafe { *to.add(index * step).cast::<[u8; RUN]>() = *place(from, axis, index).cast::<[u8; RUN]>() };
+            unsafe { *to.add(index * step).cast::<[u8; RUN]>() = *pointer_to(from, axis, index).cast::<[u8; RUN]>() };
         }
     }
     // SAFETY: the caller guarantees that all elements are readable and all copies are writable.
@@ -164,7 +164,7 @@ unsafe fn copy_runs(from: *const u8, axis: Axis, to: *mut u8, step: usize, run: 
             32 => copy::<32>(from, axis, to, step),
             _ => {
                 for index in 0..axis.count {
-                    std::ptr::copy_nonoverlapping(place(from, axis, index), to.add(index * step), run);
+                    std::ptr::copy_nonoverlapping(pointer_to(from, axis, index), to.add(index * step), run);
                 }
             }
         }

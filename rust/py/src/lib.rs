@@ -41,8 +41,8 @@ fn continue_with_parent() {
 
 /// Makes this process ignore the signal `number`, unless the process itself has sent the signal.
 #[pyfunction]
-fn take_no_notice(number: i32) -> PyResult<()> {
-    Ok(signals::take_no_notice(number)?)
+fn ignore_signal(number: i32) -> PyResult<()> {
+    Ok(signals::ignore_signal(number)?)
 }
 
 #[pyfunction]
@@ -98,7 +98,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
         pipes::sampling::sample_order, protocol::order_of, buffers::bytes_in_place,
         formats::pickle::check_plain_pickle, formats::tar::tar_file_header, formats::tar::tar_pax_records,
         images::resize_pixels, transport::links::drop_inherited, continue_with_parent, exit_with_parent,
-        take_no_notice, name_process, is_portable, system_lacks, forking::fork_waits_for, watching::watch_with,
+        ignore_signal, name_process, is_portable, system_lacks, forking::fork_waits_for, watching::watch_with,
         watching::watch_before_fork, watching::watch_after_fork, watching::watch_is_over;
     );
     Ok(())

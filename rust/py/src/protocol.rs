@@ -67,8 +67,8 @@ impl PyReplacing {
         self.0.rests(child)
     }
 
-    fn wanted(&mut self, dead: Vec<usize>, ended: Vec<bool>) -> Vec<usize> {
-        self.0.wanted(&dead, &ended)
+    fn wanted(&mut self, exited: Vec<usize>, ended: Vec<bool>) -> Vec<usize> {
+        self.0.wanted(&exited, &ended)
     }
 
     /// Records that a child's process has exited while it computed an item. Returns how many of the child's processes
@@ -82,7 +82,7 @@ impl PyReplacing {
         halted: bool,
     ) -> (usize, bool, bool) {
         let verdict = self.0.judge(child, process, epoch, &received, halted);
-        (verdict.deaths, verdict.is_new, verdict.is_final())
+        (verdict.exits, verdict.is_new, verdict.is_final())
     }
 
     fn item_of(&self, child: usize, received: Vec<u64>) -> u64 {

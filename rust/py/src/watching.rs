@@ -11,11 +11,11 @@ use torchdata_core::process::watching::{self, Stall, Watch};
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
 pub fn watch(_py: Python<'_>) -> &'static Watch {
-    watching::watch(tell)
+    watching::watch(report)
 }
 
 /// Waiting for the GIL here only delays the next report.
-fn tell(stall: &Stall) {
+fn report(stall: &Stall) {
     Python::try_attach(|py| {
         if let (true, Some(on_stall)) = (stall.lasts(), ON_STALL.get(py))
             && let Err(error) = on_stall.call1(py, (stall.key, stall.waited.as_secs_f64(), stall.thread))

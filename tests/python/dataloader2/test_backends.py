@@ -11,9 +11,9 @@ import pytest
 from backends import BACKENDS, WITH_CARRIERS, WORKERS, Carried, Spawned, on_two_nodes
 from hosts import hosts_have_ended, read_here_and_there  # noqa: F401 - one is a fixture
 from one_rank import Alone
-from process_checks import is_gone, nothing_is_left  # noqa: F401 - one is a fixture
+from process_checks import has_exited, nothing_is_left  # noqa: F401 - one is a fixture
 from ray_cluster import of_ray
-from remote_pipelines import DEALT, PIPELINES, array, dealt, double, failing, numbered, plain, wide
+from remote_pipelines import DISPATCHED, PIPELINES, array, double, failing, numbered, plain, spread, wide
 from resuming import begun, continued, epochs_of, resumed, saved
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -69,8 +69,8 @@ def of_forked_workers(make: Any, count: int = 2) -> list[list[Any]]:
     return epochs(make, local(), count)
 
 
-@pytest.mark.parametrize("made_of", [PIPELINES, DEALT], ids=["own sources", "dealt"])
-def test_items_and_their_order_are_those_of_forked_workers(backend: Spawned, made_of: dict[str, Any]) -> None:
+@pytest.mark.parametrize("made_of", [PIPELINES, DISPATCHED], ids=["own sources", "dealt"])
+def test_items_and_their_order_are_the_same_as_with_forked_workers(backend: Spawned, made_of: dict[str, Any]) -> None:
     for name, make in made_of.items():
         if backend.has_all or name in FEW:
             assert epochs(make, backend.service()) == of_forked_workers(make), name
@@ -79,7 +79,7 @@ def test_items_and_their_order_are_those_of_forked_workers(backend: Spawned, mad
 @with_carriers
 def test_out_of_order_each_dispatched_item_is_computed_once_in_one_process_of_this_machine(backend: Spawned) -> None:
     def make() -> Any:
-        return dealt(40, lambda pipe: pipe.map(lambda x: (os.getpid(), os.getppid()))).map(lambda x: (*x, os.getpid()))
+        return spread(40, lambda pipe: pipe.map(lambda x: (os.getpid(), os.getppid()))).map(lambda x: (*x, os.getpid()))
 
     (items,) = epochs(make, backend.service(in_order=False), count=1)
     assert len(items) == 40
@@ -97,7 +97,7 @@ def test_ranks_have_workers_each(backend: Spawned) -> None:
 
 
 @with_carriers
-@pytest.mark.parametrize("make", [PIPELINES["random"], DEALT["random, dealt"]], ids=["own sources", "dealt"])
+@pytest.mark.parametrize("make", [PIPELINES["random"], DISPATCHED["random, dealt"]], ids=["own sources", "dealt"])
 def test_a_loader_resumes_from_random_moments_in_this_and_other_processes(backend: Spawned, make: Any) -> None:
     (whole,) = of_forked_workers(make, 1)
     least, most = (30, 60) if backend.is_slow else (10, 60)
@@ -121,25 +121,25 @@ def test_a_state_resumes_exactly_with_other_numbers_of_workers(backend: Spawned)
 
 
 @functools.cache
-def _long(deals: bool, function: Any) -> Any:
+def _long(dispatches: bool, function: Any) -> Any:
     def make() -> Any:
-        pipe = dealt(LONG, lambda pipe: pipe.map(double)) if deals else numbered(LONG)
+        pipe = spread(LONG, lambda pipe: pipe.map(double)) if dispatches else numbered(LONG)
         return pipe.map(function)
 
     return make
 
 
-@pytest.mark.parametrize("deals", [False, True], ids=["own sources", "dealt"])
-def test_no_item_is_lost_or_repeated_whichever_process_exits(backend: Spawned, deals: bool) -> None:
-    victims = [victim for victim in backend.victims if deals or victim != "dispatching"]
-    dice, make = random.Random(deals), _long(deals, wide)
+@pytest.mark.parametrize("dispatches", [False, True], ids=["own sources", "dealt"])
+def test_no_item_is_lost_or_repeated_whichever_process_exits(backend: Spawned, dispatches: bool) -> None:
+    victims = [victim for victim in backend.victims if dispatches or victim != "dispatching"]
+    dice, make = random.Random(dispatches), _long(dispatches, wide)
     wanted = of_forked_workers(make)
     service = backend.service(worker_prefetch_cnt=100, on_worker_exit="restart")
     with begun(DataLoader2(make(), reading_service=service), seed=5) as loader:
         for epoch in wanted:
             got: list[Any] = []
             kill_at = set(dice.sample(range(10, LONG - 100), 2))
-            pause_at = set() if deals else {at + dice.randrange(3) for at in kill_at}
+            pause_at = set() if dispatches else {at + dice.randrange(3) for at in kill_at}
             for item in loader:
                 got.append(item)
                 if len(got) in pause_at:
@@ -158,15 +158,15 @@ def test_an_error_of_a_function_is_raised_after_the_earlier_items_and_names_the_
         with pytest.raises(LookupError, match="nothing at 7") as caught:
             got.extend(loader)
     assert got == list(range(7))
-    told = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
-    assert "in failing" in told
-    assert "worker process 1" in told
+    text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+    assert "in failing" in text
+    assert "worker process 1" in text
 
 
 @with_carriers
 def test_an_error_in_the_dispatching_process_is_raised_after_the_earlier_items(backend: Spawned) -> None:
     with DataLoader2(
-        dealt(20, lambda pipe: pipe.map(failing), shuffles=False).map(double), reading_service=backend.service()
+        spread(20, lambda pipe: pipe.map(failing), shuffles=False).map(double), reading_service=backend.service()
     ) as loader:
         got = []
         with pytest.raises(LookupError, match="nothing at 7"):
@@ -195,4 +195,4 @@ def test_no_process_outlives_a_dropped_loader(backend: Spawned) -> None:
     iterator = iter(loader)
     pids = {pid for _ in range(WORKERS) for pid in next(iterator)} - {os.getpid()}
     del loader, iterator
-    wait_for(lambda: all(map(is_gone, pids)))
+    wait_for(lambda: all(map(has_exited, pids)))

@@ -119,9 +119,9 @@ def test_a_state_of_any_position_resumes_with_another_number_of_workers(form: st
     for old, new in (0, 0), PAIRS[list(FORMS).index(form) % len(PAIRS)]:
         items, states = with_states(loader(form, old))
         assert items == whole[0]
-        for place in range(0, len(states), 3 if old == new else 10):
-            rest = [whole[0][place + 1 :], whole[1]]
-            assert epochs_of(loader(form, new, states[place])) == rest, (old, new, place)
+        for index in range(0, len(states), 3 if old == new else 10):
+            rest = [whole[0][index + 1 :], whole[1]]
+            assert epochs_of(loader(form, new, states[index])) == rest, (old, new, index)
 
 
 def unchanged(pipe: Any, _info: Any) -> Any:
@@ -135,9 +135,9 @@ def test_a_state_resumes_without_the_common_part() -> None:
 
     for old, new in (None, unchanged), (unchanged, None):
         items, states = with_states(begun(loader(old)))
-        for place in range(0, len(items), 4):
-            with begun(loader(new), states[place]) as made:
-                assert list(made) == items[place + 1 :]
+        for index in range(0, len(items), 4):
+            with begun(loader(new), states[index]) as made:
+                assert list(made) == items[index + 1 :]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -147,8 +147,8 @@ def test_a_state_of_a_later_epoch_resumes(form: str) -> None:
         list(made)
         items, states = with_states(made)
     assert items == whole[1]
-    for place in range(0, len(states), 15):
-        assert epochs_of(loader(form, place % 4, states[place])) == [whole[1][place + 1 :], whole[2]], place
+    for index in range(0, len(states), 15):
+        assert epochs_of(loader(form, index % 4, states[index])) == [whole[1][index + 1 :], whole[2]], index
 
 
 def test_a_state_moves_through_many_numbers_of_workers() -> None:
@@ -213,8 +213,8 @@ def test_on_error_before_the_filter_skips_items_for_all_shards(workers: int) -> 
 
     items, states = with_states(loader())
     assert sorted(item for batch in items for item, _ in batch) == [item for item in range(60) if item % 7 != 3]
-    for place in (0, 7, len(items) - 2):
-        assert list(loader(states[place])) == items[place + 1 :]
+    for index in (0, 7, len(items) - 2):
+        assert list(loader(states[index])) == items[index + 1 :]
 
 
 def test_an_error_before_the_filter_reaches_the_program() -> None:
@@ -290,13 +290,13 @@ def test_states_of_ranks_resume_with_another_number_of_ranks(old: Any, new: Any)
 
 @pytest.mark.parametrize("form", ["uneven shards", "filter and shuffle", "bucketbatch", "two filters"])
 @pytest.mark.parametrize("most", [0, 1, 3])
-def test_a_shard_that_falls_behind_runs_its_own_replica(form: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_that_lags_runs_its_own_replica(form: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = epochs_of(loader(form, 0))
     monkeypatch.setattr(common_parts, "MOST_WAITING", most)
     items, states = with_states(loader(form, 0))
     assert items == whole[0]
-    for place in range(0, len(items), 7):
-        assert epochs_of(loader(form, 0, states[place])) == [items[place + 1 :], whole[1]], place
+    for index in range(0, len(items), 7):
+        assert epochs_of(loader(form, 0, states[index])) == [items[index + 1 :], whole[1]], index
 
 
 def archive(folder: Path, count: int) -> str:
@@ -323,8 +323,8 @@ def test_streams_do_not_wait_for_other_shards(workers: int, tmp_path: Path) -> N
 
     items, states = with_states(loader())
     assert items == [b"%04d" % number for number in range(60)]
-    for place in (0, 13, 58):
-        assert list(loader(states[place])) == items[place + 1 :]
+    for index in (0, 13, 58):
+        assert list(loader(states[index])) == items[index + 1 :]
 
 
 class EpochCounter(IterDataPipe[Any]):

@@ -188,8 +188,8 @@ def test_a_loop_that_continues_after_ctrl_c_receives_all_items(kind: str, servic
                 states[len(got)] = made.state_dict()
                 states[len(got) - 1] = made.state_dict(items_ago=1)
         assert [got, list(made)] == [whole, following]
-    for place, state in states.items():
-        assert epochs_of(loader(kind, service, state)) == [whole[place:], following]
+    for index, state in states.items():
+        assert epochs_of(loader(kind, service, state)) == [whole[index:], following]
 
 
 @pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
@@ -313,7 +313,7 @@ def test_the_epoch_after_one_that_ctrl_c_has_ended_is_complete(service: str) -> 
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_an_epoch_whose_beginning_ctrl_c_interrupted_begins_again_and_its_state_is_from_before(service: str) -> None:
+def test_an_epoch_begins_again_after_ctrl_c_at_its_start_and_its_state_is_the_previous_one(service: str) -> None:
     epochs = epochs_of(loader("halting", service), 3)
     with loader("halting", service) as made:
         for epoch in epochs:

@@ -59,9 +59,9 @@ def refused(state):
 def test_any_flipped_bits_are_damage(field, part, data):
     def flip(whole):
         flipped = bytearray(whole)
-        places = st.sets(st.integers(0, 8 * len(whole) - 1), min_size=1, max_size=4)
-        for place in data.draw(places):
-            flipped[place // 8] ^= 1 << place % 8
+        bits = st.sets(st.integers(0, 8 * len(whole) - 1), min_size=1, max_size=4)
+        for bit in data.draw(bits):
+            flipped[bit // 8] ^= 1 << bit % 8
         return bytes(flipped)
 
     message = refused(damaged(field, part, flip))
@@ -95,10 +95,10 @@ def test_any_other_value_in_a_field_is_refused_by_name(field, value):
 def test_a_service_may_save_any_object():
     class Odd(Kept):
         def checkpoint(self):
-            return {"place": object()}
+            return {"position": object()}
 
         def restore(self, datapipe, state):
-            assert set(state) == {"place"}
+            assert set(state) == {"position"}
             return self.initialize(datapipe)
 
     state = DataLoader2(IterableWrapper(range(3)), reading_service=Odd()).state_dict()

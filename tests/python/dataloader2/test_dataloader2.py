@@ -158,7 +158,7 @@ def test_errors_during_the_shutdown_never_hide_the_first_error():
     assert "shutting the loader down failed, too: OSError('failed in finalize')" in notes
 
 
-def test_unknown_attributes_are_those_of_the_pipelines_iterator():
+def test_unknown_attributes_are_read_from_the_pipelines_iterator():
     loader = DataLoader2(Failing(at=9))
     iterator = iter(loader)
     assert isinstance(iterator, DataLoader2Iterator)
@@ -286,7 +286,7 @@ def test_a_deleted_loader_shuts_down():
     assert calls == ["initialize", "begin", "end", "finalize"]
 
 
-def test_a_forked_child_leaves_the_service_alone():
+def test_a_forked_child_does_not_change_the_service():
     loader = loader_of(numbers())
     next(iter(loader))
     read, write = os.pipe()

@@ -135,17 +135,17 @@ def test_workers_share_the_order_of_a_sampler(sampler: Any, method: str) -> None
 
 
 @pytest.mark.parametrize("sampler", [Drawn(9), Drawn(9, lazy=True), Sized(9)], ids=["whole", "lazy", "with length"])
-def test_the_order_of_a_sampler_follows_from_the_seed_and_leaves_the_generator_alone(sampler: Any) -> None:
+def test_the_order_of_a_sampler_depends_on_the_seed_and_not_on_the_generator(sampler: Any) -> None:
     pipe = SequenceWrapper(Tens(9)).sample_by(sampler)
     random.seed(0)
     state = random.getstate()
     orders = [list(pipe.set_seed(seed)) for seed in (1, 2, 1)]
     assert orders[0] == orders[2] != orders[1]
     assert random.getstate() == state
-    for place in range(10):
+    for index in range(10):
         pipe.set_seed(1)
         items = iter(pipe)
-        head = [next(items) for _ in range(place)]
+        head = [next(items) for _ in range(index)]
         other = SequenceWrapper(Tens(9)).sample_by(sampler)
         load_state(other, save_state(pipe))
         assert head + list(other) == orders[0]

@@ -149,8 +149,8 @@ def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_agai
         return [resumed(rank, late) for late in (False, True)]
     """
     with gloo_job(tmp_path, body) as job:
-        for head, rest, restored, anew in [each for outcome in job.outcomes() for each in outcome]:
-            assert head + rest == list(range(10)) == anew
+        for head, rest, restored, again in [each for outcome in job.outcomes() for each in outcome]:
+            assert head + rest == list(range(10)) == again
             assert restored == rest
 
 
@@ -305,8 +305,8 @@ SHAPES = [((4, 1), 0), ((2, 2), 2), ((1, 4), 0)]
 def test_tensor_parallel_ranks_get_the_same_batches(tmp_path: Path) -> None:
     with gloo_job(tmp_path, f"SHAPES = {SHAPES}\n" + MESHES, 4) as job:
         by_rank = job.outcomes()
-    for place, ((dp, tp), _) in enumerate(SHAPES):
-        outcomes = [each[place] for each in by_rank]
+    for index, ((dp, tp), _) in enumerate(SHAPES):
+        outcomes = [each[index] for each in by_rank]
         for number, outcome in enumerate(outcomes):
             assert outcome == outcomes[number - number % tp], "tensor-parallel ranks get the same batches"
         for epoch in range(2):

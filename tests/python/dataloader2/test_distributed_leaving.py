@@ -87,7 +87,7 @@ def test_a_rank_that_arrives_later_learns_of_an_exception_in_another_rank_s_loop
         assert "rank 0 of 2 gave up before: rank 0 of 2 left its loop" in str(error)
 
 
-def test_loaders_leave_no_threads_no_descriptors_and_no_groups_behind(tmp_path: Path) -> None:
+def test_loaders_leave_no_threads_descriptors_or_groups(tmp_path: Path) -> None:
     body = """
     def main(rank):
         import threading
@@ -116,12 +116,12 @@ def test_a_thread_that_returns_late_sends_nothing_in_the_group_of_the_whole_job(
     from torchdata.datapipes.iter.threads import synchronizing
 
     synchronizing._SHUTDOWN_WAIT = 0.2
-    waits, go_on = threading.Event(), threading.Event()
+    waits, release = threading.Event(), threading.Event()
 
     def blocks(item):
         if item == 2:  # the second item of rank 0, which reads it ahead
             waits.set()
-            go_on.wait(120)
+            release.wait(120)
         return item
 
     def main(rank):
@@ -134,7 +134,7 @@ def test_a_thread_that_returns_late_sends_nothing_in_the_group_of_the_whole_job(
         assert rank == 1 or waits.wait(120)
         threads = [thread for thread in threading.enumerate() if thread.name == "torchdata-prefetch"]
         loader.shutdown()
-        go_on.set()
+        release.set()
         for thread in threads:
             thread.join(120)
         total = torch.tensor(10)
@@ -180,7 +180,7 @@ def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path)
         assert job.outcomes() == [(0, 39)] * 2
 
 
-GOES = """
+PROGRAM_OF = """
 class Reported(Exception):
     pass
 
@@ -206,7 +206,7 @@ WORKERS = "SequentialReadingService(service, MultiProcessingReadingService(1))"
 
 
 @pytest.mark.parametrize(
-    ("loader", "going"),
+    ("loader", "action"),
     [
         (SHARED.format(service=WORKERS), "raise KeyError('in the training')"),
         (SHARED.format(service="service"), "raise Reported"),
@@ -218,9 +218,9 @@ WORKERS = "SequentialReadingService(service, MultiProcessingReadingService(1))"
     ids=["exception, workers", "reported", "exit", "shutdown", "exception, no service", "end after a break, no loader"],
 )
 def test_if_a_rank_exits_in_its_last_epoch_the_other_ranks_fail_with_its_name(
-    loader: str, going: str, tmp_path: Path
+    loader: str, action: str, tmp_path: Path
 ) -> None:
-    with gloo_job(tmp_path, GOES.format(loader=loader, going=going)) as job:
+    with gloo_job(tmp_path, PROGRAM_OF.format(loader=loader, action=action)) as job:
         error = job.outcome(0)[0]
         job.processes[1].wait(120)
     assert isinstance(error, RuntimeError), error
@@ -301,7 +301,7 @@ def test_a_closed_iterator_yields_no_item() -> None:
 
 
 @pytest.mark.parametrize(
-    ("goes", "vote"),
+    ("leave", "vote"),
     [
         (lambda pipe: pipe.reset(), _LEFT),
         (lambda pipe: pipe.leave(for_good=False), _LEFT),
@@ -310,10 +310,10 @@ def test_a_closed_iterator_yields_no_item() -> None:
     ],
     ids=["reset", "leave", "leave for good", "shutdown"],
 )
-def test_a_rank_informs_the_other_ranks_how_its_loop_ended(goes: Callable[[Any], None], vote: int) -> None:
+def test_a_rank_informs_the_other_ranks_how_its_loop_ended(leave: Callable[[Any], None], vote: int) -> None:
     group = Records()
     pipe = _left_loop(group)
-    goes(pipe)
+    leave(pipe)
     pipe.shutdown()  # A pipe sends no vote after its shutdown.
     assert _last_vote(group) == vote
 

@@ -57,12 +57,12 @@ def test_no_function_runs_in_a_thread_of_the_main_process_after_a_loader_has_end
 
 @pytest.mark.parametrize("threads", THREADS)
 def test_the_wait_for_a_thread_that_does_not_finish_its_item_is_bounded(threads):
-    is_stuck, goes_on = threading.Event(), threading.Event()
+    is_stuck, release = threading.Event(), threading.Event()
 
     def function(item):
         if item > 1:
             is_stuck.set()
-            goes_on.wait(120)
+            release.wait(120)
         return item
 
     loader = DataLoader2(THREADS[threads](IterableWrapper(range(9)), function))
@@ -75,7 +75,7 @@ def test_the_wait_for_a_thread_that_does_not_finish_its_item_is_bounded(threads)
         loader.shutdown()
         assert 0.2 <= time.monotonic() - began < 30
     finally:
-        goes_on.set()
+        release.set()
 
 
 def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
@@ -100,13 +100,13 @@ def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
 
 
 class SlowToEnd(IterDataPipe):
-    def __init__(self, source: Any, said: Path) -> None:
-        self.source, self.said = source, said
+    def __init__(self, source: Any, marker: Path) -> None:
+        self.source, self.marker = source, marker
 
     def __iter__(self) -> Any:
         yield from self.source
-        if not self.said.exists():
-            self.said.touch()
+        if not self.marker.exists():
+            self.marker.touch()
             time.sleep(0.3)
 
 
@@ -119,29 +119,29 @@ SERVICES: dict[str, Any] = {
 }
 
 
-def pipeline(service: str, said: Path) -> Any:
+def pipeline(service: str, marker: Path) -> Any:
     pipe: Any = IterableWrapper(range(6)).shuffle().sharding_filter()
     if service == "over workers":  # the main process runs all pipes after `pin_memory`
         pipe = pipe.pin_memory(pin_memory_fn=unpinned).shuffle()
-    return SlowToEnd(pipe, said).cycle(2).prefetch(10)
+    return SlowToEnd(pipe, marker).cycle(2).prefetch(10)
 
 
 @pytest.mark.alone
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_thread_of_an_abandoned_epoch_takes_no_seeds_of_the_next_one(service: str, tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    pipe = pipeline(service, said)
+    marker = tmp_path / "said"
+    pipe = pipeline(service, marker)
 
     def loader() -> DataLoader2[Any]:
         return begun(DataLoader2(pipe, reading_service=SERVICES[service]()))
 
-    said.touch()
+    marker.touch()
     expected = epochs_of(loader(), 3)
-    said.unlink()
+    marker.unlink()
     with loader() as made:
         reading = iter(made)
         got = [next(reading) for _ in range(4)]
-        wait_for(said.exists)  # At 10 items, the thread is about to begin the second repetition of `cycle`.
+        wait_for(marker.exists)  # At 10 items, the thread is about to begin the second repetition of `cycle`.
         assert got == expected[0][:4]
         assert [list(made), list(made)] == expected[1:]
 
@@ -157,13 +157,13 @@ def test_a_thread_that_ends_an_epoch_does_not_end_the_next_one(monkeypatch: pyte
                 ends.set()
                 begins.wait(0.5)  # No thread may begin an epoch during this wait.
 
-        def begin_and_tell(*arguments: Any) -> None:
+        def begin_and_report(*arguments: Any) -> None:
             begin(*arguments)
             begins.set()
 
         first = iter(loader)
         monkeypatch.setattr(recorder, "end", end_slowly)
-        monkeypatch.setattr(recorder, "begin", begin_and_tell)
+        monkeypatch.setattr(recorder, "begin", begin_and_report)
         reader = threading.Thread(target=lambda: list(first))
         reader.start()
         wait_for(ends.is_set)
@@ -174,23 +174,23 @@ def test_a_thread_that_ends_an_epoch_does_not_end_the_next_one(monkeypatch: pyte
 
 def test_an_older_iterator_reads_nothing_of_a_new_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     with DataLoader2(IterableWrapper(range(10))) as loader:
-        first, told, position = iter(loader), [], loader._run.position
+        first, shown, position = iter(loader), [], loader._run.position
         next(first)
         drop = position.drop
 
-        def read_and_drop(place: Any) -> None:
+        def read_and_drop(item: Any) -> None:
             def read() -> None:
                 with pytest.raises(RuntimeError, match="another iterator has been created"):
-                    told.append(next(first))
+                    shown.append(next(first))
 
             reader = threading.Thread(target=read)
             reader.start()
             reader.join()
-            drop(place)
+            drop(item)
 
         monkeypatch.setattr(position, "drop", read_and_drop)
         second = iter(loader)
-        assert not told
+        assert not shown
         assert list(second) == list(range(10))
 
 

@@ -135,6 +135,6 @@ def test_reads_to_resume_do_not_grow_with_the_position(
 ) -> None:
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # takes a snapshot after each item
-    monkeypatch.setattr(_cadence, "_DEAR", 1e9)  # makes a StatefulDataLoader take a snapshot after each item, too
+    monkeypatch.setattr(_cadence, "_COSTLY", 1e9)  # makes a StatefulDataLoader take a snapshot after each item, too
     near, far = (reads_to_resume(lambda: LOADERS[name](workers), at) for at in (NEAR, FAR))
     assert 0 < far <= near + 3600  # Files are read in blocks, and workers read items ahead.

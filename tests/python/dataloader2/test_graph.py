@@ -315,45 +315,45 @@ def circle():
     left, right = source().fork(2)
     forked = left.zip(right)
     start = source()
-    behind = start.map(str)
-    start.behind = behind
-    return single, forked, start, behind, single.zip(forked, behind)
+    following = start.map(str)
+    start.following = following
+    return single, forked, start, following, single.zip(forked, following)
 
 
 def test_a_replacement_in_a_circle_is_read_by_the_readers_of_the_old_pipe():
-    _, _, start, behind, end = circle()
+    _, _, start, following, end = circle()
     new = dispatched(start)
     replace_dp(traverse_dps(end), start, new)
-    assert behind.datapipe is new
+    assert following.datapipe is new
     assert new.source_datapipe is start
-    assert start.behind is behind
+    assert start.following is following
 
 
-@pytest.mark.parametrize("cut", ["start", "behind", "both"])
-def test_a_cycle_that_dispatches_is_cut_nearest_to_its_end(cut):
-    _, _, start, behind, end = circle()
-    graph, nearest = traverse_dps(end), behind
+@pytest.mark.parametrize("cut", ["start", "following", "both"])
+def test_a_cycle_that_dispatches_is_cut_at_the_pipe_nearest_to_its_end(cut):
+    _, _, start, following, end = circle()
+    graph, nearest = traverse_dps(end), following
     if cut in ("start", "both"):
         graph = replace_dp(graph, start, dispatched(start))
-    if cut in ("behind", "both"):
-        nearest = dispatched(behind)
-        graph = replace_dp(graph, behind, nearest)
+    if cut in ("following", "both"):
+        nearest = dispatched(following)
+        graph = replace_dp(graph, following, nearest)
     assert cutting.find_lca_round_robin_sharding_dp(graph) is nearest
 
 
 @pytest.mark.parametrize(
     ("lonely", "branches"),
     [
-        ("single", ["forked", "behind"]),
-        ("forked", ["single", "fork", "fork", "behind"]),
+        ("single", ["forked", "following"]),
+        ("forked", ["single", "fork", "fork", "following"]),
         ("start", ["single", "forked"]),
-        ("behind", ["single", "forked"]),
-        ("end", ["single", "forked", "behind"]),
+        ("following", ["single", "forked"]),
+        ("end", ["single", "forked", "following"]),
         (None, ["end"]),
     ],
 )
 def test_branches_of_circles_may_be_replicated_up_to_the_pipes_that_must_exist_once(lonely, branches):
-    pipes = dict(zip(("single", "forked", "start", "behind", "end"), circle(), strict=True))
+    pipes = dict(zip(("single", "forked", "start", "following", "end"), circle(), strict=True))
     if lonely is not None:
         pipes[lonely].is_replicable = lambda: False
     names = {id(pipe): name for name, pipe in pipes.items()}

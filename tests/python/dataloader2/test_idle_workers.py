@@ -19,7 +19,7 @@ def shards(*sizes: int) -> Any:
     return IterableWrapper(sizes).sharding_filter().flatmap(shard)
 
 
-def told(pipe: Any, workers: int, epochs: int = 2, **options: Any) -> list[str]:
+def shown(pipe: Any, workers: int, epochs: int = 2, **options: Any) -> list[str]:
     service = MultiProcessingReadingService(workers, **options)
     with warnings.catch_warnings(record=True) as caught, DataLoader2(pipe, reading_service=service) as loader:
         warnings.simplefilter("always")
@@ -31,18 +31,18 @@ def told(pipe: Any, workers: int, epochs: int = 2, **options: Any) -> list[str]:
 
 
 def test_one_line_reports_fewer_shards_than_workers() -> None:
-    assert told(shards(50, 30), 4) == [
+    assert shown(shards(50, 30), 4) == [
         "worker processes 2 and 3 have yielded no item in this epoch, and no worker more than 50: probably there are "
         "fewer files, shards or blocks of ShardingPolicy (2) than workers (4). Use num_workers=2, or more and smaller "
         "shards and blocks"
     ]
-    assert told(shards(50), 2) == [
+    assert shown(shards(50), 2) == [
         "worker process 1 has yielded no item in this epoch, and no worker more than 50: probably there are fewer "
         "files, shards or blocks of ShardingPolicy (1) than workers (2). Use num_workers=1, or more and smaller shards "
         "and blocks"
     ]
-    behind = shards(50, 30).pin_memory(pin_memory_fn=unpinned)  # `pin_memory` runs in the main process
-    [warning] = told(behind, 3)
+    after = shards(50, 30).pin_memory(pin_memory_fn=unpinned)  # `pin_memory` runs in the main process
+    [warning] = shown(after, 3)
     assert "worker process 2 has yielded no item in this epoch, and no worker more than 50" in warning
 
 
@@ -64,7 +64,7 @@ def test_one_line_reports_fewer_shards_than_workers() -> None:
 def test_nothing_is_reported_about_busy_workers_or_small_datasets(
     pipe: Any, workers: int, options: dict[str, Any]
 ) -> None:
-    assert told(pipe, workers, **options) == []
+    assert shown(pipe, workers, **options) == []
 
 
 def test_an_abandoned_epoch_is_not_reported_but_a_resumed_one_is() -> None:

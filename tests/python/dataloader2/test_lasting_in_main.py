@@ -217,11 +217,11 @@ def test_the_snapshot_of_a_worker_contains_the_attributes_of_a_users_pipe(often:
         assert (list(made), list(made)) == expected
 
 
-@pytest.mark.parametrize("behind", ["nothing", "batches"])
-def test_a_state_at_the_first_item_of_a_later_epoch_contains_the_attributes_of_a_users_pipe(behind: str) -> None:
+@pytest.mark.parametrize("after", ["nothing", "batches"])
+def test_a_state_at_the_first_item_of_a_later_epoch_contains_the_attributes_of_a_users_pipe(after: str) -> None:
     def loader(workers: int, state: Any) -> DataLoader2[Any]:
         pipe = Undeclared(IterableWrapper(range(20))).sharding_filter()
-        if behind == "batches":
+        if after == "batches":
             pipe = pipe.pin_memory(pin_memory_fn=unpinned).batch(2)
         return begun(DataLoader2(pipe, num_workers=workers), state)
 
@@ -335,7 +335,7 @@ def test_a_position_in_the_first_of_two_passes_is_known_in_the_second_one(dispat
 
 
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_an_epoch_ends_unread_if_a_full_cache_makes_the_workers_unnecessary(dispatched: bool) -> None:
+def test_an_epoch_is_not_read_if_a_full_cache_replaces_the_workers(dispatched: bool) -> None:
     def build() -> Pipe:
         return drawn_by_its_own_seed(dispatched).in_memory_cache().map(plus_one)
 

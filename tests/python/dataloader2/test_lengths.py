@@ -78,8 +78,8 @@ Replicated.__module__ = __name__
 )
 def test_the_length_is_the_number_of_items(source: str, count: int, steps: list[tuple[str, int]], workers: int) -> None:
     pipe = SOURCES[source](count)
-    for place, (step, number) in enumerate(steps):
-        if step in JOINS and "in main" in dict(steps[:place]):
+    for index, (step, number) in enumerate(steps):
+        if step in JOINS and "in main" in dict(steps[:index]):
             continue  # loaders refuse a second branch after the step "in main"
         pipe = STEPS[step](pipe, number)
     with warnings.catch_warnings(), loader(pipe, workers) as loading:
@@ -92,17 +92,17 @@ def test_the_length_is_the_number_of_items(source: str, count: int, steps: list[
 
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (3, 0), (3, 2)])
 def test_ranks_have_the_length_of_the_shortest_before_and_after_the_first_epoch(ranks: int, workers: int) -> None:
-    counted, told = [], []
+    counted, counts = [], []
     for rank in range(ranks):
         service: Any = DistributedReadingService(process_group=Alone(ranks, rank))
         if workers:
             service = SequentialReadingService(service, MultiProcessingReadingService(workers, "fork"))
         pipe = IterableWrapper(range(17)).sharding_filter().batch(2)
         with DataLoader2(pipe, reading_service=service) as loading:
-            told.append(len(loading))
+            counts.append(len(loading))
             counted.append(sum(1 for _ in loading))
-            assert len(loading) == told[-1]
-    assert told == [min(counted)] * ranks
+            assert len(loading) == counts[-1]
+    assert counts == [min(counted)] * ranks
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_an_in_process_loader_uses_the_graph_that_its_function_returned() -> Non
         assert len(list(loading)) == len(loading) == 8
 
 
-def test_a_length_that_was_set_is_that_of_the_whole() -> None:
+def test_a_length_that_was_set_is_the_length_of_a_whole_epoch() -> None:
     for pipe in (
         IterableWrapper(range(9)).filter(bool).set_length(8).sharding_filter(),
         IterableWrapper(range(9)).sharding_filter().filter(bool).set_length(8),

@@ -149,7 +149,7 @@ test_wrong_arguments_are_named = refuses(
 )
 
 
-def test_a_finding_is_a_sentence_with_the_pipe_s_place_and_the_remedy() -> None:
+def test_a_finding_is_a_sentence_with_the_pipe_s_number_and_the_remedy() -> None:
     [finding] = lint(ints().map(str).sharding_filter().batch(2).map(len))
     assert str(finding).startswith("ShardingFilter (3 of 5 pipes): no `shuffle` comes before this filter")
     assert str(finding).endswith("put `.shuffle()` before `.sharding_filter()`")
@@ -177,10 +177,10 @@ def run(pipe: Any, num_workers: int = 2, **options: Any) -> tuple[list[Any], lis
 
 
 def test_the_service_warns_once_if_workers_yield_the_same_items() -> None:
-    items, said = run(ints().map(str))
+    items, message = run(ints().map(str))
     assert sorted(items) == sorted([*map(str, range(6))] * 4)
-    assert said == [str(finding) for finding in lint(ints().map(str))]
-    assert len(said) == 1
+    assert message == [str(finding) for finding in lint(ints().map(str))]
+    assert len(message) == 1
 
 
 UNCERTAIN: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {

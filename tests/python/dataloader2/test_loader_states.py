@@ -212,14 +212,14 @@ else:
 
 
 class Held:
-    begins, entered, go_on, has_left = (threading.Event() for _ in range(4))
+    begins, entered, release, has_left = (threading.Event() for _ in range(4))
 
 
 def held_once(item: int) -> int:
     if Held.begins.is_set():
         Held.begins.clear()
         Held.entered.set()
-        Held.go_on.wait(120)
+        Held.release.wait(120)
         Held.has_left.set()
     return item
 
@@ -238,14 +238,14 @@ def test_a_thread_ends_before_another_state_is_loaded(service: Any) -> None:
         Held.begins.set()
         iter(second)
         assert Held.entered.wait(120)
-        threading.Timer(0.1, Held.go_on.set).start()
+        threading.Timer(0.1, Held.release.set).start()
         second.load_state_dict(state)
         assert Held.has_left.is_set()
         iterator = iter(second)
         assert next(iterator) == (5, 5)
         assert next(iterator) == (6, 6)
         state = second.state_dict()
-    for event in (Held.entered, Held.go_on, Held.has_left):
+    for event in (Held.entered, Held.release, Held.has_left):
         event.clear()
     assert resumed(loader(), state) == [[(i, i) for i in range(7, 40)]]
 

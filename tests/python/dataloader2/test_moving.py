@@ -134,10 +134,10 @@ def test_an_error_that_was_read_ahead_is_raised_at_its_position(ahead: str, befo
     with loader(pipe, service(before)) as made:
         whole = read(made)
     assert len(whole) == 20
-    for place in 15, 20:
+    for index in 15, 20:
         with loader(pipe, service(before)) as made:
             reading = iter(made)
-            got = [next(reading) for _ in range(place)]
+            got = [next(reading) for _ in range(index)]
             time.sleep(0.02)  # during the sleep, threads usually reach the failing item
             state = saved(made)
         with loader(pipe, service(after), state) as made:

@@ -51,8 +51,8 @@ class Augmented:
 def endless() -> Iterator[int]:
     dice, number, buffer = random.Random(), 0, list(range(1, 100))
     while True:
-        place = dice.randrange(len(buffer))
-        number, buffer[place] = buffer[place], buffer[place] + 100
+        index = dice.randrange(len(buffer))
+        number, buffer[index] = buffer[index], buffer[index] + 100
         yield number
 
 
@@ -120,7 +120,7 @@ def test_one_process_may_read_any_order(in_order: bool) -> None:
         assert sorted(loader) == sorted(loader) == list(range(100))
 
 
-def test_random_values_in_one_order_are_no_error() -> None:
+def test_random_values_in_one_order_raise_no_error() -> None:
     with loading(IterableWrapper(Augmented()).sharding_filter(), 3) as loader:
         assert sorted(number for number, _ in loader) == sorted([*range(50)] * 10)
 
@@ -128,8 +128,8 @@ def test_random_values_in_one_order_are_no_error() -> None:
 def test_epochs_that_resume_in_the_middle_raise_no_error() -> None:
     pipe = IterableWrapper(hundreds).sharding_filter()
     expected = list(hundreds())
-    for place in (1, 1500):
-        items, state = stopped(loading(pipe), place)
+    for index in (1, 1500):
+        items, state = stopped(loading(pipe), index)
         rest, following = resumed(loading(pipe), state, 2)
         assert items + rest == following == expected
 

@@ -139,26 +139,26 @@ def test_a_limit_pauses_the_pipe_and_its_service() -> None:
 
 
 def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epoch_has() -> None:
-    told: list[tuple[bool, int | None, RankInEpoch | None]] = []
+    shown: list[tuple[bool, int | None, RankInEpoch | None]] = []
 
-    class Told(OwnService):
+    class Recording(OwnService):
         def before_initialize(
             self, full_stats: bool, resumed: Callable[[], Sequence[Any] | None], ranks: Callable[[], RankInEpoch | None]
         ) -> None:
             shards = resumed()
-            told.append((full_stats, None if shards is None else len(shards), ranks()))
+            shown.append((full_stats, None if shards is None else len(shards), ranks()))
 
-        def __deepcopy__(self, memo: dict[int, Any]) -> Told:
+        def __deepcopy__(self, memo: dict[int, Any]) -> Recording:
             return self
 
     for workers in (None, 0, 3):
-        with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
+        with DataLoader2(shuffled(), reading_service=Recording(), stats="full") as loader:
             if workers is not None:
                 loader.load_state_dict(_state_after_one(workers))
             # The pipeline is not sharded, so each shard yields all items.
             assert len(list(loader)) == 20 * (workers or 1) - (workers is not None)
             assert len(list(loader)) == 20 * (workers or 1)
-    assert told == [(True, None, None), (True, None, None), (True, 3, None)]
+    assert shown == [(True, None, None), (True, None, None), (True, 3, None)]
 
 
 def _state_after_one(workers: int) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def test_workers_of_ranks_share_shared_seeds_and_have_different_own_ones() -> No
     assert len({worker.generate_seed() for worker in workers}) == 16
 
 
-def test_spawning_in_place_makes_the_generator_its_own_child() -> None:
+def test_spawning_in_place_turns_the_generator_into_its_own_child() -> None:
     generator = SeedGenerator(3)
     child = generator.spawn(2)
     assert generator.spawn(2, inplace=True) is generator

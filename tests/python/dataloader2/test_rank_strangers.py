@@ -19,7 +19,7 @@ def no_interface(monkeypatch):
 
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.1.9", "LOCALHOST"])
-def test_rank_0_listens_on_loopback_alone_where_the_store_is_there(host):
+def test_rank_0_listens_only_on_loopback_if_the_store_is_there(host):
     listener, offer = opening._listen(host)
     with listener:
         assert listener.getsockname()[0] == "127.0.0.1"
@@ -48,12 +48,12 @@ def test_connections_without_the_secret_cost_no_memory_and_no_time():
     over = threading.Event()
 
     def flood():
-        said = b"\5\0\0" * 20_000
+        content = b"\5\0\0" * 20_000
         while not over.is_set():
             try:
                 with socket.create_connection(address, 1) as stranger:
                     while not over.is_set():
-                        stranger.send(said)
+                        stranger.send(content)
             except OSError:
                 continue
 

@@ -143,7 +143,7 @@ def note_reset(calls, datapipe, info, seed_generator):
     return datapipe
 
 
-def test_the_in_process_service_calls_its_functions_and_leaves_global_generators_alone():
+def test_the_in_process_service_calls_its_functions_and_does_not_use_global_generators():
     with DataLoader2(
         IterableWrapper("ab").shuffle(),
         reading_service=InProcessReadingService(init_fn=set_origin, reset_fn=partial(note_reset, calls := [])),

@@ -15,7 +15,7 @@ import pytest
 
 from leftovers import children, descendants
 from one_rank import Alone
-from process_checks import is_gone, nothing_is_left, wait_for  # noqa: F401 - a fixture
+from process_checks import has_exited, nothing_is_left, wait_for  # noqa: F401 - a fixture
 from remote_pipelines import failing
 from restarted import pids_of, pipeline, restarting, shared_out, undisturbed
 from resuming import begun
@@ -88,11 +88,11 @@ def test_worker_exits_with_progress_in_between_do_not_end_the_loader():
 
 
 def test_each_worker_exit_is_reported_once_and_counted():
-    with restarting(pipeline(600)) as loader, warnings.catch_warnings(record=True) as told:
+    with restarting(pipeline(600)) as loader, warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         read(loader, (50, 150), lambda _: 1)
         stats = loader.stats()
-    texts = [str(one.message) for one in told if "A new process replaced it" in str(one.message)]
+    texts = [str(one.message) for one in shown if "A new process replaced it" in str(one.message)]
     assert len(texts) == 2
     for text in texts:
         assert re.search(r"worker process 1 \(pid .* was killed by SIGKILL at its item number", text)
@@ -107,7 +107,7 @@ def test_a_worker_that_exits_after_its_last_item_causes_no_error_and_is_replaced
         got = [next(iterator) for _ in range(10)]
         pid = pids_of(loader)[1]
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: is_gone(pid))
+        wait_for(lambda: has_exited(pid))
         assert got + list(iterator) == list(range(11))
         assert list(loader) == list(range(11))
         assert loader.stats().restarts == 1
@@ -167,7 +167,7 @@ def _doubles(pipe):
         pipe.fn = double
 
 
-def test_states_saved_after_workers_were_replaced_are_those_of_an_undisturbed_run(often):
+def test_states_saved_after_workers_were_replaced_equal_states_of_an_undisturbed_run(often):
     expected = undisturbed(pipeline(100, True), 2)
     with restarting(pipeline(100, True)) as loader:
         iterator = iter(loader)
@@ -236,7 +236,7 @@ def test_a_loader_can_be_shut_down_whenever_a_process_exits():
         started = time.monotonic()
         loader.shutdown()
         assert time.monotonic() - started < 30
-        assert all(map(is_gone, before))
+        assert all(map(has_exited, before))
 
 
 MAIN = """
@@ -264,7 +264,7 @@ def test_nothing_outlives_a_main_process_that_is_killed_while_workers_are_replac
         process.send_signal(signal.SIGSTOP)
         left = descendants(process.pid)
         process.kill()
-    wait_for(lambda: all(map(is_gone, left)))
+    wait_for(lambda: all(map(has_exited, left)))
 
 
 def test_on_worker_exit_is_copied_with_a_service_and_shown_by_a_loader():

@@ -9,10 +9,10 @@ import subprocess
 import pytest
 
 from leftovers import children
-from process_checks import is_gone, kill_fork_server, nothing_is_left, wait_for  # noqa: F401 - a fixture
+from process_checks import has_exited, kill_fork_server, nothing_is_left, wait_for  # noqa: F401 - a fixture
 from restarted import pids_of, pipeline, restarting, undisturbed
 from torchdata._engine.processes import forker, forking_process
-from torchdata._engine.workers import restart as taking_places
+from torchdata._engine.workers import restart as replacing
 from torchdata.dataloader2.error import WorkerExitedError
 
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*A new process replaced it")]
@@ -54,7 +54,7 @@ def test_the_error_names_the_worker_and_the_cause_if_the_fork_server_has_exited(
                 list(items)
             assert isinstance(caught.value.__cause__, OSError)
             assert caught.value.worker == 0
-        assert is_gone(pid)
+        assert has_exited(pid)
 
 
 def test_a_replacement_outlives_its_fork_server_and_can_be_shut_down():
@@ -65,7 +65,7 @@ def test_a_replacement_outlives_its_fork_server_and_can_be_shut_down():
         pids = pids_of(loader)
         os.kill(forker_of(loader), signal.SIGKILL)
         assert got + list(iterator) == expected()[0]
-    assert all(map(is_gone, pids))
+    assert all(map(has_exited, pids))
 
 
 def test_children_of_a_fork_server_that_is_killed_are_replaced_once_they_exit(recwarn):
@@ -80,9 +80,9 @@ def test_children_of_a_fork_server_that_is_killed_are_replaced_once_they_exit(re
         kill_first(loader)
         assert got + list(iterator) == expected()[1]
         assert loader.stats().restarts == 1
-    assert all(map(is_gone, pids))
-    [told] = [str(warning.message) for warning in recwarn if "A new process replaced it" in str(warning.message)]
-    assert "the process that forked it and reports its exit code has exited before it" in told
+    assert all(map(has_exited, pids))
+    [shown] = [str(warning.message) for warning in recwarn if "A new process replaced it" in str(warning.message)]
+    assert "the process that forked it and reports its exit code has exited before it" in shown
 
 
 def test_every_caller_learns_how_a_child_has_ended_even_if_a_reply_was_lost():
@@ -98,7 +98,7 @@ def test_every_caller_learns_how_a_child_has_ended_even_if_a_reply_was_lost():
         codes = [process._forker.ask("status", pid) for _ in range(3)]
         assert codes == [-signal.SIGKILL] * 3
         assert got + list(iterator) == expected()[0]
-        assert not is_gone(forker_of(loader))
+        assert not has_exited(forker_of(loader))
 
 
 def test_a_process_that_forks_and_is_stopped_is_waited_for_but_not_for_ever(monkeypatch):
@@ -136,7 +136,7 @@ def test_a_forked_child_exits_even_if_the_main_process_never_received_its_proces
         kill_first(loader)
         with pytest.raises(WorkerExitedError, match="it was killed"):
             list(iterator)
-        wait_for(lambda: is_gone(int((tmp_path / "pid").read_text())))
+        wait_for(lambda: has_exited(int((tmp_path / "pid").read_text())))
 
 
 def full(times):
@@ -153,7 +153,7 @@ def full(times):
 
 
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_ctrl_c_while_the_process_that_forks_is_started_leaves_no_process_behind(monkeypatch, is_watched):
+def test_ctrl_c_while_the_fork_server_starts_leaves_no_process_running(monkeypatch, is_watched):
     fork_all = forker.fork_all
 
     def pressed(children, started, deliver):
@@ -175,7 +175,7 @@ def test_ctrl_c_while_the_process_that_forks_is_started_leaves_no_process_behind
 
 def test_a_restart_waits_for_room_for_another_process(monkeypatch):
     monkeypatch.setattr(forking_process._ForkingProcess, "_fork", full(5))
-    monkeypatch.setattr(taking_places, "ROOM", 60.0)
+    monkeypatch.setattr(replacing, "ROOM", 60.0)
     loader, iterator, got = begun()
     with loader:
         kill_first(loader)
@@ -185,7 +185,7 @@ def test_a_restart_waits_for_room_for_another_process(monkeypatch):
 
 def test_the_error_reports_a_lack_of_room_and_the_next_epoch_tries_again(monkeypatch):
     monkeypatch.setattr(forking_process._ForkingProcess, "_fork", full(1))
-    monkeypatch.setattr(taking_places, "ROOM", 0.0)
+    monkeypatch.setattr(replacing, "ROOM", 0.0)
     loader, iterator, _ = begun()
     with loader:
         kill_first(loader)

@@ -327,10 +327,10 @@ def test_the_shards_of_an_epoch_are_described_for_every_process_that_runs_them(d
     pipe = IterableWrapper(range(50)).shuffle()
     pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
     state = None
-    for place, number in enumerate([2, 3, 1] if dispatched else [2, 3, 0, 1]):
+    for index, number in enumerate([2, 3, 1] if dispatched else [2, 3, 0, 1]):
         service = MultiProcessingReadingService(number) if number else InProcessReadingService()
         _, state = stopped(resuming.begun(DataLoader2(pipe, reading_service=service), state), 6)
-        given = 6 * place + 6
+        given = 6 * index + 6
         lines = describe(state).splitlines()
         assert lines[0] == f"inside an epoch, after {given} items"
         shards = [line.partition(", ")[0] for line in lines if " given, " in line]

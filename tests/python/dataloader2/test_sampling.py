@@ -34,7 +34,7 @@ def test_a_pipe_without_a_seed_follows_the_one_of_the_loader() -> None:
     assert runs[0] == runs[1] != runs[2]
 
 
-def test_without_a_seed_every_epoch_makes_new_choices(no_torch: None) -> None:
+def test_without_a_seed_every_epoch_draws_new_choices(no_torch: None) -> None:
     pipe = letters(a=1, b=1).header(64)
     random.seed(1)
     first, second = "".join(pipe), "".join(pipe)

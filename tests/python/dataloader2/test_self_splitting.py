@@ -79,7 +79,7 @@ def test_a_source_that_splits_itself_yields_each_item_once(items: int, splits_it
             assert sorted(row["id"] for row in loader) == list(range(items))
 
 
-def test_equal_items_of_a_source_that_is_said_to_split_itself_are_no_error() -> None:
+def test_equal_items_of_a_source_that_is_declared_to_split_itself_raise_no_error() -> None:
     with DataLoader2.from_dataset(Header(), num_workers=2, splits_itself=True) as loader:
         assert list(loader) == ["header", "header"]
     with DataLoader2.from_dataset(Header(), num_workers=2) as loader, pytest.raises(RuntimeError, match="itself=True"):

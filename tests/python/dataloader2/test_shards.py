@@ -123,8 +123,8 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: 
         later = list(made)
     # If pipes keep state between epochs, later epochs also have the number of shards of the interrupted epoch.
     following = later if lasts(FORMS[form]()) else epochs_of(loader(form, new))[1]
-    for place in sorted({len(first) // 2, len(first) - 1}):
-        assert epochs_of(loader(form, new, states[place - 1])) == [first[place:], following], place
+    for index in sorted({len(first) // 2, len(first) - 1}):
+        assert epochs_of(loader(form, new, states[index - 1])) == [first[index:], following], index
 
 
 def test_a_worker_that_recomputes_an_epoch_of_the_main_process_draws_the_same_numbers() -> None:
@@ -192,7 +192,7 @@ def test_a_warning_names_the_pool_whose_threads_mix_the_random_numbers_of_shards
             epochs_of(DataLoader2(pooled, **options))
 
 
-def told(pipe: Any, info: Any) -> Any:
+def shown(pipe: Any, info: Any) -> Any:
     return pipe.map(lambda item: (item, info.worker_id, info.num_workers))
 
 
@@ -200,11 +200,11 @@ def test_functions_of_the_user_see_the_shard() -> None:
     torch = pytest.importorskip("torch")
 
     def who(workers: int, state: Any = None) -> DataLoader2[Any]:
-        service = MultiProcessingReadingService(workers, worker_init_fn=told)
+        service = MultiProcessingReadingService(workers, worker_init_fn=shown)
         return begun(DataLoader2(WhoAmI(source()), reading_service=service), state)
 
     [whole] = epochs_of(who(3), 1)
-    assert {(worker, told) for (_, worker), *told in whole for told in [tuple(told)]} == {
+    assert {(worker, shown) for (_, worker), *shown in whole for shown in [tuple(shown)]} == {
         ((n, 3), (n, 3)) for n in range(3)
     }
     _, state = stopped(who(3), 4)
@@ -286,7 +286,7 @@ def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old:
     expected = []
     for rank in range(new[0]):
         own = [*range(rank, len(left), new[0])]
-        first = next((place for place, shard in enumerate(own) if shard // ranks * ranks >= turn), 0)
+        first = next((index for index, shard in enumerate(own) if shard // ranks * ranks >= turn), 0)
         queues, rest = [[*left[shard]] for shard in own[first:] + own[:first]], []
         while queues := [queue for queue in queues if queue]:
             rest += [queue.pop(0) for queue in queues]
@@ -394,7 +394,7 @@ def test_a_thread_that_reads_ahead_takes_no_item_while_shards_are_saved(monkeypa
 @pytest.mark.parametrize(("ranks", "count", "new"), [(1, 1, 2), (1, 9, 2), (2, 5, 1), (3, 3, 1)])
 def test_a_state_after_ended_shards_resumes_on_other_ranks(workers: int, ranks: int, count: int, new: int) -> None:
     split = ShardingPolicy(splits=12)
-    shard_of = {item: place % 12 for place, item in enumerate(in_steps(of_ranks("all", ranks, 2, None, None, split)))}
+    shard_of = {item: index % 12 for index, item in enumerate(in_steps(of_ranks("all", ranks, 2, None, None, split)))}
     begun = of_ranks("some", ranks, workers, count, None, split)
     left = {item for item in shard_of if item % 3} - {item for got, _ in begun for item in got}
     rests = of_ranks("some", new, workers, None, states_of(begun), split)
@@ -433,13 +433,13 @@ def test_an_error_names_the_service_or_the_number_that_cannot_be_used_with_split
 
 
 @pytest.mark.parametrize(
-    ("workers", "given", "behind"),
+    ("workers", "given", "after"),
     [(1, 3, "held"), (3, 20, "held"), (3, 3, "batched"), (1, 9, "batched")],
 )
-def test_batches_that_pipes_of_the_main_process_hold_are_kept_by_workers(workers: int, given: int, behind: str) -> None:
+def test_batches_that_pipes_of_the_main_process_hold_are_kept_by_workers(workers: int, given: int, after: str) -> None:
     def loader(number: int) -> DataLoader2[Any]:
         pipe = IterableWrapper(range(90)).shuffle().sharding_filter().batch(2).pin_memory(pin_memory_fn=unpinned)
-        pipe = pipe.prefetch(3) if behind == "held" else pipe.batch(2)
+        pipe = pipe.prefetch(3) if after == "held" else pipe.batch(2)
         return DataLoader2(pipe, reading_service=service(number))
 
     _, state, rest = continued(begun(loader(0)), given)

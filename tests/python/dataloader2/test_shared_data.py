@@ -258,7 +258,7 @@ def test_a_state_pickles_only_the_data_that_it_may_contain() -> None:
     assert len(loader.state_dict(with_pipe=True)["serialized_datapipe"]) > 10_000_000
 
 
-class DiesOnce(Views):
+class ExitsOnce(Views):
     def __init__(self, marker: Path) -> None:
         self.marker = marker
 
@@ -274,7 +274,7 @@ class DiesOnce(Views):
 
 def test_a_forked_replacement_process_inherits_the_data(tmp_path: Path) -> None:
     service = MultiProcessingReadingService(1, "fork", on_worker_exit="restart")
-    with DataLoader2.from_dataset(DiesOnce(tmp_path / "died"), reading_service=service) as loader:
+    with DataLoader2.from_dataset(ExitsOnce(tmp_path / "died"), reading_service=service) as loader:
         with pytest.warns(RuntimeWarning, match="SIGKILL"):
             assert list(loader) == list(range(SIZE))
         assert list(loader) == list(range(SIZE))
@@ -291,8 +291,8 @@ class Shared(Views):
     def item(self, index: int) -> Any:
         self.array[0] += 1
         self.tensor[0] += 1
-        told = self.array[0], self.same[1][0], self.tensor[0].item(), bool(self.constant.flags.writeable)
-        return super().item(index), *map(float, told)
+        values = self.array[0], self.same[1][0], self.tensor[0].item(), bool(self.constant.flags.writeable)
+        return super().item(index), *map(float, values)
 
 
 def test_spawned_workers_get_views_of_one_storage_and_write_to_memory_of_their_own() -> None:

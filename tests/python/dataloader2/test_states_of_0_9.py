@@ -62,13 +62,13 @@ def test_a_loader_with_its_own_pipe_restarts_the_epoch_with_the_seed_of_the_stat
     expected = epochs_of(begun(DataLoader2(pipe_of(name), reading_service=service_of(name)), seed=5))
     with (
         DataLoader2(pipe_of(name), reading_service=service_of(name)) as loader,
-        warnings.catch_warnings(record=True) as told,
+        warnings.catch_warnings(record=True) as shown,
     ):
         warnings.simplefilter("always")
         loader.load_state_dict(state, allow_pickle=allow_pickle)
         epochs = [list(loader) for _ in range(2)]
-    assert [WORDS in str(warning.message) for warning in told] == [True]
-    assert told[0].filename == __file__
+    assert [WORDS in str(warning.message) for warning in shown] == [True]
+    assert shown[0].filename == __file__
     if state["randomness_state"][0] is None:
         assert [sorted(epoch) for epoch in epochs] == [sorted(epoch) for epoch in expected]
     else:
@@ -81,7 +81,7 @@ def test_a_loader_with_its_own_pipe_restarts_the_epoch_with_the_seed_of_the_stat
 )
 def test_the_pipe_of_the_state_is_read_if_the_loader_has_none(name: str, way: str) -> None:
     pytest.importorskip("torch.utils.data.datapipes", reason="the pipe of the state is made of torch's classes")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         if way == "from_state":
             loader = DataLoader2.from_state(state_of(name), service_of(name))
@@ -90,8 +90,8 @@ def test_the_pipe_of_the_state_is_read_if_the_loader_has_none(name: str, way: st
             loader.load_state_dict(state_of(name))
         with loader:
             epochs = [sorted(loader, key=int) for _ in range(2)]
-    assert [WORDS in str(warning.message) for warning in told] == [True]
-    assert told[0].filename == __file__
+    assert [WORDS in str(warning.message) for warning in shown] == [True]
+    assert shown[0].filename == __file__
     assert [list(map(int, epoch)) for epoch in epochs] == [list(range(20))] * 2
 
 

@@ -183,8 +183,8 @@ def test_an_error_names_the_pipe_whose_loaded_value_has_another_type_or_is_not_a
             continue
         for each in member._declared:
             value = entry.get("state", {}).get(each.key)
-            tells_type = isinstance(each.begins, (type, bool, int))
-            if not tells_type or type(value) not in (bool, int, list, dict):
+            has_type = isinstance(each.begins, (type, bool, int))
+            if not has_type or type(value) not in (bool, int, list, dict):
                 continue
             for bad in ("x", -1, 1 << 64) if type(value) is int else ("x",):
                 entry["state"][each.key] = bad
@@ -292,19 +292,19 @@ def test_plain_pickles_hold_nothing_else():
     ],
     ids=range(9),
 )
-def test_other_pickles_are_no_plain_data(pickled):
+def test_other_pickles_are_rejected_as_plain_data(pickled):
     with pytest.raises(ValueError, match="byte|they"):
         _plain_pickles.loads_plain(pickled)
 
 
 def test_a_generator_position_beyond_its_numbers_is_refused():
     state, _ = saved()
-    place = copy.deepcopy(state["iteration_state"])
-    generators = unseal(place["generators"], "it")
+    iteration = copy.deepcopy(state["iteration_state"])
+    generators = unseal(iteration["generators"], "it")
     key, _, *rest = generators["numpy"]
-    place["generators"] = seal({**generators, "numpy": (key, 10**9, *rest)})
+    iteration["generators"] = seal({**generators, "numpy": (key, 10**9, *rest)})
     with pytest.raises(ValueError, match=r"'iteration_state'.*NumPy's generator has an invalid position 1000000000"):
-        DataLoader2(None).load_state_dict(resealed(state, iteration_state=place))
+        DataLoader2(None).load_state_dict(resealed(state, iteration_state=iteration))
 
 
 @pytest.mark.parametrize(
@@ -325,15 +325,15 @@ def test_a_generator_position_beyond_its_numbers_is_refused():
         (("in_main",), True, "of the main process, and of workers"),
     ],
 )
-def test_a_number_out_of_its_range_is_damage_of_its_field(path, value, words):
+def test_a_number_out_of_range_is_reported_as_damage_of_its_field(path, value, words):
     state, _ = saved(workers=2)
-    place = copy.deepcopy(state["iteration_state"])
-    inside = place
+    iteration = copy.deepcopy(state["iteration_state"])
+    inside = iteration
     for step in path[:-1]:
         inside = inside[step]
     inside[path[-1]] = value
     with pytest.raises(ValueError, match=f"damaged in its field 'iteration_state'.*{words}"):
-        describe(resealed(state, iteration_state=place))
+        describe(resealed(state, iteration_state=iteration))
 
 
 def test_damage_of_a_graphs_state_names_the_pipe():
@@ -364,10 +364,10 @@ def test_damage_of_a_graphs_state_names_the_pipe():
 
 def test_a_state_nested_in_itself_is_refused():
     state, _ = saved(workers=2)
-    place = copy.deepcopy(state["iteration_state"])
-    place["workers"]["workers"][0]["snapshot"] = place
+    iteration = copy.deepcopy(state["iteration_state"])
+    iteration["workers"]["workers"][0]["snapshot"] = iteration
     with pytest.raises(ValueError, match="'iteration_state'"):
-        describe({**state, "iteration_state": place})
+        describe({**state, "iteration_state": iteration})
 
 
 def test_damaged_states_raise_an_error_or_resume_within_memory_and_time_limits():

@@ -146,8 +146,8 @@ def test_a_state_that_replays_batches_is_loaded_in_order_only() -> None:
 def test_a_state_saved_after_a_load_that_compares_nothing_is_loaded_with_comparing(dispatches: bool) -> None:
     def build(function: Callable[[int], int]) -> DataLoader2[Any]:
         source: Any = IterableWrapper(range(ITEMS)).map(function)
-        dealt = source.sharding_round_robin_dispatch() if dispatches else source.sharding_filter()
-        return DataLoader2(dealt, reading_service=MultiProcessingReadingService(2, "fork"))
+        dispatched = source.sharding_round_robin_dispatch() if dispatches else source.sharding_filter()
+        return DataLoader2(dispatched, reading_service=MultiProcessingReadingService(2, "fork"))
 
     got, state = stopped(build(waiting), 9)
     changed = build(twice)

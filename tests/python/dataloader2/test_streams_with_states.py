@@ -146,7 +146,7 @@ def test_a_chain_of_loaders_yields_each_item_once(stream: Any, name: str) -> Non
     ("stream", "name"),
     [
         *zip(
-            itertools.cycle([streams.CountsAtOnce, streams.BeginsAnew, streams.TakesAgain, streams.WalkedInOrder]),
+            itertools.cycle([streams.CountsAtOnce, streams.BeginsAgain, streams.TakesAgain, streams.WalkedInOrder]),
             [*WORKERS] * 2,
             strict=False,
         )
@@ -183,7 +183,7 @@ class CountingAtOncePipe(streams.CountsAtOnce, IterDataPipe[Any]):
     pass
 
 
-class AnewPipe(streams.BeginsAnew, IterDataPipe[Any]):
+class RepeatedPipe(streams.BeginsAgain, IterDataPipe[Any]):
     pass
 
 
@@ -195,11 +195,11 @@ class DrawingPipe(streams.Draws, IterDataPipe[Any]):
     pass
 
 
-class GoingOnPipe(streams.GoesOn, IterDataPipe[Any]):
+class ResumingPipe(streams.Resumes, IterDataPipe[Any]):
     pass
 
 
-PIPES_WITH_STATES = [OncePipe, CountingPipe, CountingAtOncePipe, AnewPipe, LivePipe, DrawingPipe, GoingOnPipe]
+PIPES_WITH_STATES = [OncePipe, CountingPipe, CountingAtOncePipe, RepeatedPipe, LivePipe, DrawingPipe, ResumingPipe]
 
 
 @pytest.mark.parametrize("name", PIPES)
@@ -300,7 +300,7 @@ BY_INDEX: dict[str, Callable[[], Any]] = {
 def test_reads_of_workers_to_resume_do_not_grow_with_the_position(
     name: str, often: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cadence, "_DEAR", 1e9)  # makes a StatefulDataLoader take a snapshot after each item, too
+    monkeypatch.setattr(_cadence, "_COSTLY", 1e9)  # makes a StatefulDataLoader take a snapshot after each item, too
     make = BY_INDEX.get(name, lambda: WORKERS[name](Counted(900)))
     near, far = reads_to_resume(make, 100), reads_to_resume(make, 800)
     assert 0 < far <= near + 300  # workers read items ahead

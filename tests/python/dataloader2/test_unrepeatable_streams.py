@@ -211,9 +211,9 @@ def test_a_node_warns_of_an_unseeded_order_and_of_no_seeded_one(name: str) -> No
                 warnings.simplefilter("always")
                 got = list(later)
             assert len(got) == len(rest)
-            said = [str(each.message) for each in caught if each.category is RuntimeWarning]
-            assert len(said) == (seed is None)
-            assert got == rest if seed else f"first {items} items differ from" in said[0]
+            message = [str(each.message) for each in caught if each.category is RuntimeWarning]
+            assert len(message) == (seed is None)
+            assert got == rest if seed else f"first {items} items differ from" in message[0]
 
 
 MAKE: dict[str, Callable[[int], Any]] = {

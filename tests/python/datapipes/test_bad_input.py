@@ -49,9 +49,9 @@ def parquet_of(count: int) -> bytes:
     return buffer.getvalue()
 
 
-def flipped(data: bytes, place: int) -> bytes:
+def flipped(data: bytes, offset: int) -> bytes:
     damaged = bytearray(data)
-    damaged[place] ^= 1
+    damaged[offset] ^= 1
     return bytes(damaged)
 
 
@@ -141,7 +141,7 @@ class AnyPath(dict[str, str]):
         return self.digest
 
 
-def said(error: BaseException) -> str:
+def message(error: BaseException) -> str:
     return "\n".join([str(error), *getattr(error, "__notes__", [])])
 
 
@@ -169,8 +169,8 @@ def test_a_bad_file_is_named_and_leaves_the_loader_usable_and_no_file_open(kind:
         for _ in range(2):
             with pytest.raises(case.error) as failure:
                 list(loader)
-            assert "1-bad" in said(failure.value)
-            assert case.names in said(failure.value)
+            assert "1-bad" in message(failure.value)
+            assert case.names in message(failure.value)
             del failure
             wait_for(lambda: not open_below(folder), 20)  # Workers that read ahead may close files late.
         (tmp_path / "1-bad").write_bytes(case.good)

@@ -30,7 +30,7 @@ def nothing() -> Iterator[int]:
     yield from ()
 
 
-def told(read: Callable[[], Any]) -> list[str]:
+def shown(read: Callable[[], Any]) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         read()
@@ -40,28 +40,28 @@ def told(read: Callable[[], Any]) -> list[str]:
 def test_one_warning_reports_a_one_shot_iterator_that_an_earlier_epoch_has_read() -> None:
     pipe = IterableWrapper((n for n in range(3)), deepcopy=False)
     assert list(pipe) == [0, 1, 2]
-    said = told(lambda: [list(pipe) for _ in range(3)])
-    assert [text.split(";")[0] for text in said] == [
+    message = shown(lambda: [list(pipe) for _ in range(3)])
+    assert [text.split(";")[0] for text in message] == [
         "the generator given to IterableWrapper is a one-shot iterator, which an earlier epoch has exhausted"
     ]
     with DataLoader2(IterableWrapper(iter([1, 2]), deepcopy=False).map(str)) as loader:
         assert list(loader) == ["1", "2"]
-        assert len(told(lambda: [list(loader) for _ in range(3)])) == 1
+        assert len(shown(lambda: [list(loader) for _ in range(3)])) == 1
 
 
 @pytest.mark.parametrize("dataset", [nothing, Chosen(0, 0), map(str, [])], ids=["function", "class", "iterator"])
 def test_an_empty_dataset_is_reported_once(dataset: Any) -> None:
     pipe = IterableWrapper(dataset, deepcopy=False)
-    [said] = told(lambda: list(pipe))
-    assert said.endswith("given to IterableWrapper has yielded nothing in this epoch.")
-    assert told(lambda: list(pipe)) == []
+    [message] = shown(lambda: list(pipe))
+    assert message.endswith("given to IterableWrapper has yielded nothing in this epoch.")
+    assert shown(lambda: list(pipe)) == []
 
 
 def test_an_iterator_that_a_dataset_kept_is_reported_in_the_second_epoch() -> None:
     with DataLoader2.from_dataset(Once(), None) as loader:
-        assert told(lambda: list(loader)) == []
-        [said] = told(lambda: list(loader))
-        assert said == "the Once given to IterableWrapper has yielded nothing in this epoch."
+        assert shown(lambda: list(loader)) == []
+        [message] = shown(lambda: list(loader))
+        assert message == "the Once given to IterableWrapper has yielded nothing in this epoch."
 
 
 def test_a_correct_item_is_not_reported() -> None:
@@ -78,9 +78,9 @@ def test_a_correct_item_is_not_reported() -> None:
         pipe = IterableWrapper(nothing)
         iter(pipe)  # The loop begins an iteration, and abandons it.
 
-    assert told(read) == []
+    assert shown(read) == []
 
 
 def test_in_workers_a_share_may_be_empty() -> None:
     with DataLoader2(IterableWrapper(nothing), reading_service=MultiProcessingReadingService(2)) as loader:
-        assert told(lambda: list(loader)) == []
+        assert shown(lambda: list(loader)) == []

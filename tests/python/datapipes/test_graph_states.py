@@ -283,7 +283,7 @@ class MakesOnePipe(MakesPipes):
 
 @pytest.mark.parametrize("kind", [MakesPipes, MakesOnePipe])
 @pytest.mark.parametrize("epoch", [0, 1])
-def test_a_pipe_that_makes_pipes_while_it_is_iterated_is_refused_when_it_is_saved(kind: Any, epoch: int) -> None:
+def test_saving_a_pipe_that_creates_pipes_while_it_is_iterated_is_refused(kind: Any, epoch: int) -> None:
     pipe = kind(numbers(4)).map(plus_one)
     for _ in range(epoch):
         list(pipe)
@@ -303,7 +303,7 @@ def test_a_pipe_with_one_to_one_items_is_not_replayed() -> None:
     assert (next(iter(other)), calls) == (3, [1])
 
 
-def test_a_subclass_that_overrides_iter_does_not_inherit_what_its_base_says_of_its_state() -> None:
+def test_a_subclass_that_overrides_iter_is_not_restorable_like_its_base() -> None:
     class Changed(OneToOne):
         def __iter__(self) -> Iterator[int]:
             yield from [1, 2]

@@ -148,7 +148,7 @@ def test_zipping_names_the_pipe_that_ended():
         numbers(3).zip(numbers(2))[2]
 
 
-def test_a_pipe_without_length_says_so():
+def test_len_of_a_pipe_without_a_length_raises_an_error():
     class Squares(map_pipes.MapDataPipe):
         def __getitem__(self, index):
             return index * index
@@ -181,7 +181,7 @@ def test_the_shuffled_order_is_the_reference_one_for_a_seed_and_shuffling_is_tur
     assert check_restore(lambda: numbers().shuffle().set_shuffle(False)) == list(range(10))
 
 
-def test_the_length_of_a_shuffler_is_that_of_its_indices():
+def test_the_length_of_a_shuffler_is_the_number_of_its_indices():
     assert len(numbers().shuffle()) == 10
     assert len(numbers().shuffle(indices=[1, 2])) == 2
 

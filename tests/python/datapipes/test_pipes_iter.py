@@ -120,7 +120,7 @@ def test_a_stop_iteration_in_a_function_after_a_full_epoch_raises_an_error_too()
     assert list(IterableWrapper([]).cycle()) == [], "an endless cycle over nothing ends"
 
 
-def test_columns_of_dicts_are_mapped_in_place_and_of_tuples_in_new_tuples() -> None:
+def test_map_replaces_columns_of_dicts_in_place_and_makes_new_tuples() -> None:
     assert list(IterableWrapper([{"a": 1, "b": 2}]).map(plus_one, "a", "c")) == [{"a": 1, "b": 2, "c": 2}]
     item = (1, 2)
     assert list(IterableWrapper([item], deepcopy=False).map(plus_one, 0)) == [(2, 2)]
@@ -174,7 +174,7 @@ def test_an_iteration_ends_at_the_first_end_of_the_pipes_own_iterator() -> None:
     assert [list(reading), list(reading), list(pipe)] == [[1, 2, 3, 4, 5], [], [7, 8, 9, 10, 11]]
 
 
-def test_a_batch_is_a_list_of_its_own_type() -> None:
+def test_a_batch_has_its_own_list_type() -> None:
     (chunk,) = IterableWrapper([1, 2]).batch(2)
     assert type(chunk) is DataChunk
     assert chunk == [1, 2]

@@ -113,7 +113,7 @@ def test_a_state_is_loaded_into_a_pipe_that_was_iterated_before(row: Row) -> Non
 @each_row
 @settings(max_examples=8)
 @given(data=st.data())
-def test_a_pipe_yields_what_its_model_says_from_any_position_for_any_parameters(row: Row, data: st.DataObject) -> None:
+def test_a_pipe_yields_its_model_s_items_from_any_position_for_any_parameters(row: Row, data: st.DataObject) -> None:
     items = data.draw(st.lists(st.integers(0, 20), max_size=15))
     params = {name: data.draw(strategy, label=name) for name, (strategy, _) in row.params.items()}
     whole = modelled(row, items, **params)
@@ -138,7 +138,7 @@ def test_iterating_after_an_epoch_or_a_break_starts_over(row: Row) -> None:
 
 
 @each_row
-def test_copies_start_over_and_leave_the_original_alone(row: Row) -> None:
+def test_copies_start_over_and_do_not_change_the_original(row: Row) -> None:
     expected = modelled(row)
     pipe = seed(built(row), 1)
     iterator = iter(pipe)

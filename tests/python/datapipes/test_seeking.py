@@ -14,7 +14,7 @@ from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.state import save_state
 from torchdata.datapipes.utils import StreamWrapper
 
-ITEMS, PLACE = 2000, 1900
+ITEMS, POSITION = 2000, 1900
 
 
 class Counter:
@@ -115,7 +115,7 @@ def test_a_source_that_resumes_late_reads_the_rest_and_little_more(build: Callab
     most = counter.since() / 5
     pipe = build()
     iterator = iter(pipe)
-    head = list(islice(iterator, PLACE))
+    head = list(islice(iterator, POSITION))
     other = with_state(build(), save_state(pipe))
     counter.since()
     assert head + list(other) == whole

@@ -72,7 +72,7 @@ def test_small_arrays_are_copied_so_that_they_hold_no_block(loopback):
     assert loopback.one(np.arange(100)).base is None
 
 
-def test_memory_of_a_dropped_array_is_used_again():
+def test_memory_of_a_dropped_array_is_reused():
     loopback = Loopback(budget=8 << 20)
     for _ in loopback.send(np.full(100_000, i) for i in range(500)):
         pass

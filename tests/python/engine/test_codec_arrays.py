@@ -96,7 +96,7 @@ def test_times_of_the_other_byte_order_arrive(loopback):
     np.testing.assert_array_equal(received, sent)
 
 
-def test_numbers_of_long_double_have_the_size_that_numpy_says(loopback, without_pickle, monkeypatch):
+def test_numbers_of_long_double_have_the_size_that_numpy_reports(loopback, without_pickle, monkeypatch):
     for code in "gG":
         for count in (1, 3, 5000):
             sent = np.arange(count).astype(code) / 3

@@ -33,15 +33,15 @@ def address(array):
 
 
 def sent_and_received(loopback, wrap):
-    places = []
+    sources = []
 
     def make(_):
         array = made()
-        places.append(address(array))
+        sources.append(address(array))
         return wrap(array)
 
     (received,) = loopback.send(map(make, [0]))
-    return places[0], received
+    return sources[0], received
 
 
 def peak(loopback):
@@ -62,12 +62,12 @@ HANDED_OVER = {
 @pytest.mark.parametrize("name", HANDED_OVER)
 def test_an_array_that_only_the_item_refers_to_crosses_without_a_copy(loopback, name):
     wrap, find = HANDED_OVER[name]
-    place, item = sent_and_received(loopback, wrap)
+    source, item = sent_and_received(loopback, wrap)
     received = find(item)
     assert isinstance(received.base, LeasedBuffer)
     np.testing.assert_array_equal(received, find(wrap(np.full(SHAPE, 5, "float32"))))
     assert peak(loopback) < 2 * received.nbytes
-    assert address(received) % 4096 == place % 4096 == 0
+    assert address(received) % 4096 == source % 4096 == 0
     received += 1
 
 
@@ -197,7 +197,7 @@ class TestTensors:
         assert self.most_blocks(loopback, received) == 1
         assert received.data_ptr() % 4096 == 0
 
-    def test_items_in_containers_and_in_sequence_do_so_too(self, loopback):
+    def test_items_in_containers_and_in_sequence_reuse_blocks(self, loopback):
         for number in range(30):
             (item,) = loopback.send({"x": [self.made(number), number]} for _ in range(1))
             assert item["x"][1] == number

@@ -56,21 +56,21 @@ MOMENTS = [
 ]
 
 
-def told(item):
+def described(item):
     return pickle.dumps(item, 5)
 
 
 def test_ints_of_all_sizes_arrive(loopback):
     for value in EDGES:
         for item in (value, [value], [value, value], (1, value), [value, -value], DataChunk([value, 2**63])):
-            assert told(loopback.one(item)) == told(item)
+            assert described(loopback.one(item)) == described(item)
 
 
 def test_times_and_uuids_arrive_as_out_of_a_pickle(loopback):
     for value in MOMENTS:
         twice = [value, (value,), {"a": value}]
         for item in (value, [value], twice, [twice, "other", 3]):
-            assert told(loopback.one(item)) == told(pickle.loads(told(item)))
+            assert described(loopback.one(item)) == described(pickle.loads(described(item)))
 
 
 def test_runs_of_numbers_keep_their_types_and_bits(loopback):
@@ -99,7 +99,7 @@ def test_runs_of_numbers_keep_their_types_and_bits(loopback):
     ]
     for run in runs:
         for kind in (list, tuple, DataChunk):
-            assert told(loopback.one(kind(run))) == told(kind(run))
+            assert described(loopback.one(kind(run))) == described(kind(run))
 
 
 class Int(int):
@@ -116,7 +116,7 @@ class Key(uuid.UUID):
 
 def test_subclasses_keep_their_class(loopback):
     for item in ([Int(1), Int(2)], [1, Int(2)], (Day(2020, 1, 1), Key(int=3)), {Int(2**70): Day.max}):
-        assert told(loopback.one(item)) == told(item)
+        assert described(loopback.one(item)) == described(item)
 
 
 def test_reducers_that_users_register_are_called(loopback, monkeypatch):
@@ -139,8 +139,8 @@ def damage(generator):
         found = ctypes.string_at(first, size).find(MARK.encode())
         if found >= 0:
             for _ in range(generator.choice([1, 3, 30])):
-                place = first + found + len(MARK) + int(generator.random() ** 3 * 10_000)
-                ctypes.c_uint8.from_address(place).value = generator.getrandbits(8)
+                address_ = first + found + len(MARK) + int(generator.random() ** 3 * 10_000)
+                ctypes.c_uint8.from_address(address_).value = generator.getrandbits(8)
             return True
     return False
 
@@ -149,16 +149,16 @@ def damage(generator):
 @pytest.mark.parametrize("number", range(len(DAMAGED)))
 def test_damaged_numbers_raise_an_error_or_change(number):
     generator, loopback = random.Random(number), Loopback(budget=1 << 20)
-    expected = told(DAMAGED[number])
+    expected = described(DAMAGED[number])
     for _ in range(20):
         loopback.sender.send_message([MARK, DAMAGED[number]])
         assert damage(generator)
         try:
             received = loopback.collector.receive(0, 30.0)
         except RuntimeError as error:
-            said = str(error)
+            message = str(error)
         else:
-            said = f"malformed, yet {received!r:.9}"
-        assert "malformed" in said
+            message = f"malformed, yet {received!r:.9}"
+        assert "malformed" in message
         loopback.sender.send_message([MARK, DAMAGED[number]])
-        assert told(loopback.collector.receive(0, 30.0)[1]) == expected
+        assert described(loopback.collector.receive(0, 30.0)[1]) == expected

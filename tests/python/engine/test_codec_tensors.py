@@ -136,7 +136,7 @@ def inferred(tensor):
 
 @pytest.mark.parametrize("name", MORE)
 def test_a_tensor_with_properties_beyond_its_elements_is_received_with_these_properties(loopback, name):
-    make, tells = MORE[name]
+    make, holds = MORE[name]
     if name == "pairs of small floats" and not hasattr(torch, "float4_e2m1fn_x2"):
         pytest.skip("this torch has no type of four bits")
     sent = make()
@@ -144,7 +144,7 @@ def test_a_tensor_with_properties_beyond_its_elements_is_received_with_these_pro
         received = loopback.one(item)
         received = received[0] if isinstance(item, list) else received
         assert (type(received), received.dtype, received.shape) == (torch.Tensor, sent.dtype, sent.shape)
-        assert tells(received)
+        assert holds(received)
 
 
 def test_a_tensor_that_is_received_with_gradients_disabled_is_like_any_tensor_created_then(loopback):

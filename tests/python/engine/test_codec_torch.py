@@ -295,7 +295,7 @@ class Batch(UserDict):
 
 
 @pytest.mark.parametrize("make", [Pair, Sample, lambda image, label: Batch(image=image, label=label)])
-def test_tensors_in_named_tuples_dataclasses_and_mappings_go_out_of_band(loopback, make):
+def test_tensors_in_named_tuples_dataclasses_and_mappings_are_sent_out_of_band(loopback, make):
     image = torch.arange(40_000).view(200, 200)
     item = make(image, 7)
     received = loopback.one(item)

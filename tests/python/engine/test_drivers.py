@@ -64,7 +64,7 @@ def outcome_of(check: Callable[[Any], Any], limit: float = 60.0) -> Outcome:
     return outcome
 
 
-def die(number: int) -> None:
+def kill_itself(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
@@ -73,14 +73,14 @@ WRONG: dict[str, Callable[[Any], Any]] = {
     "ZeroDivisionError": lambda _: 1 // 0,
     "processes outlived it": lambda _: os.system("setsid true; sleep 1000 &"),
     "something was printed": lambda _: print("here"),
-    "exit code -9": lambda _: die(signal.SIGKILL),
+    "exit code -9": lambda _: kill_itself(signal.SIGKILL),
     "left behind: {'child processes'": lambda _: globals().update(kept=subprocess.Popen(["sleep", "1000"])),
 }
 
 
 @pytest.mark.parametrize("words", WRONG)
 def test_the_frame_reports_what_is_wrong_with_a_plan(words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("drivers.frame.GONE", 0.2)
+    monkeypatch.setattr("drivers.frame.EXITED", 0.2)
     monkeypatch.setattr("drivers.frame.survivors_of", partial(survivors_of, seconds=0.5))
     assert words in outcome_of(WRONG[words], limit=1.0 if "hung" in words else 60.0).wrong
 

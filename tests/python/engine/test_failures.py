@@ -42,7 +42,7 @@ def _files_of_exceptions_are_closed():
             error.close()
 
 
-def told(error):
+def message_of(error):
     return "".join(traceback.format_exception(error))
 
 
@@ -153,9 +153,9 @@ def test_class_text_traceback_and_attributes_arrive(error, text, attributes):
     error = error() if isinstance(error, partial) else error
     arrived = raised_elsewhere(error)
     assert type(arrived) is type(error)
-    assert f"Caught {type(error).__name__} in worker process 0.\nOriginal Traceback" in told(arrived)
-    assert text in told(arrived)
-    assert "in raised_elsewhere" in told(arrived)
+    assert f"Caught {type(error).__name__} in worker process 0.\nOriginal Traceback" in message_of(arrived)
+    assert text in message_of(arrived)
+    assert "in raised_elsewhere" in message_of(arrived)
     for name, value in attributes.items():
         if name != "args":
             assert getattr(arrived, name) == value
@@ -168,7 +168,7 @@ def test_an_exception_whose_text_raises_arrives_with_its_traceback():
 
     arrived = raised_elsewhere(Mute(1))
     assert type(arrived).__name__ == "Mute"
-    assert "Caught Mute in worker process 0" in told(arrived)
+    assert "Caught Mute in worker process 0" in message_of(arrived)
 
 
 def test_attributes_that_do_not_pickle_or_are_large_are_left_out_and_named():
@@ -183,7 +183,7 @@ def test_attributes_that_do_not_pickle_or_are_large_are_left_out_and_named():
     arrived = raised_elsewhere(error)
     assert (type(arrived).__name__, arrived.number) == ("Holds", 3)
     assert not hasattr(arrived, "lock")
-    assert "Its attributes lock, batch could not be sent" in told(arrived)
+    assert "Its attributes lock, batch could not be sent" in message_of(arrived)
     assert "holds much" in str(arrived)
 
 
@@ -249,7 +249,7 @@ def test_causes_and_notes_are_shown():
     except KeywordOnly as raised:
         raised.add_note("a note of the user's")
         error = raised
-    text = told(raised_elsewhere(error))
+    text = message_of(raised_elsewhere(error))
     assert "Computes: computed" in text
     assert "direct cause" in text
     assert text.count("a note of the user's") == 1
@@ -258,5 +258,5 @@ def test_causes_and_notes_are_shown():
 def test_an_error_that_passes_two_processes_keeps_the_first_text():
     arrived = raised_elsewhere(raised_elsewhere(KeywordOnly(code=3), "dispatching process"), "worker process 1")
     assert type(arrived) is KeywordOnly
-    assert "Caught KeywordOnly in dispatching process" in told(arrived)
-    assert "worker process 1" not in told(arrived)
+    assert "Caught KeywordOnly in dispatching process" in message_of(arrived)
+    assert "worker process 1" not in message_of(arrived)

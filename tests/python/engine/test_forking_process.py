@@ -124,7 +124,7 @@ def test_a_stopped_process_is_replaced(monkeypatch):
     assert fork_server() not in (None, stopped)
 
 
-def say(writers):
+def writes(writers):
     for number, writer in enumerate(writers):
         writer.send(number)
 
@@ -132,7 +132,7 @@ def say(writers):
 def test_a_child_gets_more_descriptors_than_fit_into_a_message():
     pipes = [multiprocessing.Pipe(duplex=False) for _ in range(250)]
     writers = [writer for _, writer in pipes]
-    process = RemoteChild(partial(forker_of_program, ["os"]), "the one that says", "says", say, (writers,))
+    process = RemoteChild(partial(forker_of_program, ["os"]), "the one that says", "says", writes, (writers,))
     start_all([process], "forkserver")
     for writer in writers:
         writer.close()

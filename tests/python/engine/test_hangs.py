@@ -54,7 +54,7 @@ def test_a_hanging_process_is_reported_and_nothing_is_lost_even_after_a_load(fol
     with (
         hanging(HangingAt(way, 13, folder), dispatched, **options) as loader,
         hanging(HangingAt(way, 13, folder / "resumed"), dispatched, **options) as other,
-        warnings.catch_warnings(record=True) as told,
+        warnings.catch_warnings(record=True) as shown,
     ):
         warnings.simplefilter("always")
         iterator = iter(loader)
@@ -62,11 +62,11 @@ def test_a_hanging_process_is_reported_and_nothing_is_lost_even_after_a_load(fol
         state = loader.state_dict()
         assert head + list(iterator) == list(range(40))
         assert list(loader) == list(range(40))
-        reports = ["\n".join(str(one.message) for one in told)]
-        told.clear()
+        reports = ["\n".join(str(one.message) for one in shown)]
+        shown.clear()
         other.load_state_dict(state)
         assert list(other) == list(range(5, 40))
-        reports.append("\n".join(str(one.message) for one in told))
+        reports.append("\n".join(str(one.message) for one in shown))
     for words in reports:
         assert "yielded nothing for" in words
         assert "Mapper(HangingAt)" in words
@@ -76,13 +76,13 @@ def test_a_hanging_process_is_reported_and_nothing_is_lost_even_after_a_load(fol
 
 @pytest.mark.parametrize("dispatched", ["", "before"])
 def test_an_item_at_which_each_process_hangs_is_named_after_three_tries(folder, dispatched, monkeypatch):
-    waited, judge = [], Restarts._how_it_died
+    waited, judge = [], Restarts._how_it_exited
 
     def noted(self, process):
         waited.append(self.hangs.of(process).how)
         return judge(self, process)
 
-    monkeypatch.setattr(Restarts, "_how_it_died", noted)
+    monkeypatch.setattr(Restarts, "_how_it_exited", noted)
     with hanging(HangingAt("sleep", 13, folder, 9), dispatched) as loader:
         got = []
         with pytest.raises(WorkerExitedError, match=r"in attempt 3 to compute it.*leave the item out") as caught:
@@ -113,9 +113,9 @@ def test_a_filter_that_passes_nothing_on_is_slow_and_does_not_hang():
 @pytest.mark.parametrize("way", ["loop", "lock", "stop"])
 def test_a_working_process_has_the_patience_and_any_other_process_the_timeout(folder, way):
     patience = 4 * SOON if way == "loop" else 1e6
-    with hanging(HangingAt(way, 13, folder), patience=patience) as loader, pytest.warns(RuntimeWarning) as told:
+    with hanging(HangingAt(way, 13, folder), patience=patience) as loader, pytest.warns(RuntimeWarning) as shown:
         assert list(loader) == list(range(40))
-    words = "\n".join(str(one.message) for one in told)
+    words = "\n".join(str(one.message) for one in shown)
     if way == "loop":
         (seconds,) = re.findall(r"worked, but yielded nothing for ([\d.]+) s,.*was killed for it \(`patience`\)", words)
         assert float(seconds) >= patience

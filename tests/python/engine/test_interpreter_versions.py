@@ -255,7 +255,7 @@ def test_no_process_ends_by_a_warning_and_an_error_of_a_lambda_shows_file_and_li
     assert "lambda item: 1 / item" in output
 
 
-def test_a_fork_that_warns_of_threads_makes_a_process_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_that_warns_of_threads_still_registers_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     fork = os.fork
 
     def warning_fork() -> int:

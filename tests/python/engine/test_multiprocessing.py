@@ -43,9 +43,9 @@ def test_a_seed_decides_the_order_with_every_start_method_and_epochs_differ():
     assert all(sorted(epoch) == list(range(50)) for run in runs for epoch in run)
 
 
-def test_without_sharding_every_worker_yields_everything_and_a_warning_says_so():
-    said = pytest.warns(DataPipeLintWarning, match="every item is yielded 2 times")
-    with said, loader(IterableWrapper(range(5)).map(identity)) as dl:
+def test_without_sharding_every_worker_yields_all_items_with_a_warning():
+    warned = pytest.warns(DataPipeLintWarning, match="every item is yielded 2 times")
+    with warned, loader(IterableWrapper(range(5)).map(identity)) as dl:
         assert sorted(dl) == sorted([*range(5), *range(5)])
 
 
@@ -125,11 +125,11 @@ def test_a_second_iterator_within_an_epoch_starts_over():
 
 
 def test_out_of_order_items_are_delivered_when_they_are_ready_and_none_is_lost(tmp_path):
-    has_come = tmp_path / "39 has come"
+    arrival = tmp_path / "39 has come"
 
     def waits_at_38(x):
         if x == 38:
-            wait_for(has_come.exists)
+            wait_for(arrival.exists)
         return x
 
     datapipe = IterableWrapper(range(40)).sharding_filter().map(waits_at_38)
@@ -138,7 +138,7 @@ def test_out_of_order_items_are_delivered_when_they_are_ready_and_none_is_lost(t
         for x in dl:
             received.append(x)
             if x == 39:
-                has_come.touch()
+                arrival.touch()
         assert sorted(received) == list(range(40))
         assert received[-1] == 38
 
@@ -172,12 +172,12 @@ def test_functions_put_into_the_module_prepare_the_graph_in_workers(method, monk
 
     monkeypatch.setattr(reading_service, "process_init_fn", init)
     monkeypatch.setattr(reading_service, "process_reset_fn", reset)
-    dealt = IterableWrapper(range(6)).sharding_round_robin_dispatch(MULTIPROCESSING)
+    dispatched = IterableWrapper(range(6)).sharding_round_robin_dispatch(MULTIPROCESSING)
 
     def numbered(datapipe, worker_info):
         return Numbered(datapipe, worker_info.worker_id)
 
-    with loader(dealt.map(identity), worker_init_fn=numbered, multiprocessing_context=method) as dl:
+    with loader(dispatched.map(identity), worker_init_fn=numbered, multiprocessing_context=method) as dl:
         assert list(dl) == [(0, 1, 0), (1, 1, 1), (0, 1, 2), (1, 1, 3), (0, 1, 4), (1, 1, 5)]
         assert {resets for _, resets, _ in dl} == {2}
 

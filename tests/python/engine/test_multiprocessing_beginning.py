@@ -94,8 +94,8 @@ def test_a_child_sets_its_name_once_and_keeps_a_name_set_by_the_program(tmp_path
             process.start()
             process.join()
     """
-    told = output_of(program, file=tmp_path / "program.py")
-    assert told == "child 1234\n"
+    shown = output_of(program, file=tmp_path / "program.py")
+    assert shown == "child 1234\n"
 
 
 #: A program that kills itself. A child of a worker waits until the program has exited.

@@ -35,7 +35,7 @@ def key_error():
     ("method", "failure"),
     with_methods((11, key_error), (0, key_error), (19, key_error), (7, SystemExit)),
 )
-def test_an_exception_arrives_at_its_place_with_type_origin_and_traceback(method, failure):
+def test_an_exception_arrives_in_order_with_type_origin_and_traceback(method, failure):
     at, make_error = failure
     error, words = KeyError, ("KeyError", "")
     if make_error is SystemExit:
@@ -63,9 +63,9 @@ def http_error():
 def test_an_exception_that_its_arguments_do_not_rebuild_arrives_in_all_families(family):
     with FAMILIES[family]("fork", FailsAt(3, http_error)) as items, pytest.raises(urllib.error.HTTPError) as caught:
         list(items)
-    told = "".join(traceback.format_exception(caught.value))
-    assert "Caught HTTPError in " in told
-    assert "in __call__" in told
+    text = "".join(traceback.format_exception(caught.value))
+    assert "Caught HTTPError in " in text
+    assert "in __call__" in text
     assert (caught.value.code, caught.value.filename, str(caught.value)) == (
         404,
         "http://host/file",

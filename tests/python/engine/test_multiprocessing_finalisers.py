@@ -132,13 +132,13 @@ def test_a_finished_object_in_a_cycle_shuts_down():
 
 
 def test_errors_are_reported_and_an_active_exception_is_still_raised(monkeypatch):
-    told = []
+    shown = []
 
     class Failing(Finalized):
         def _finalize(self, interrupted):
             raise ValueError("no")
 
-    monkeypatch.setattr(sys, "unraisablehook", lambda what: told.append((what.exc_type, type(what.object))))
+    monkeypatch.setattr(sys, "unraisablehook", lambda what: shown.append((what.exc_type, type(what.object))))
 
     def drop_while_raising():
         _held = Failing()
@@ -147,7 +147,7 @@ def test_errors_are_reported_and_an_active_exception_is_still_raised(monkeypatch
     with pytest.raises(LookupError, match="mine"):
         drop_while_raising()
     gc.collect()
-    assert told == [(ValueError, Failing)]
+    assert shown == [(ValueError, Failing)]
 
 
 def test_an_interrupt_that_was_noted_elsewhere_is_delivered_at_the_end_of_a_hold():

@@ -14,7 +14,7 @@ from leftovers import fork_server
 from process_checks import (  # noqa: F401
     Sleeps,
     children_are_killed_soon,
-    is_gone,
+    has_exited,
     kill_fork_server,
     loader,
     nothing_is_left,
@@ -56,7 +56,7 @@ def read_by_a_fork_server():
     return fork_server()
 
 
-def test_a_fork_server_that_has_just_died_is_replaced():
+def test_a_fork_server_that_has_just_exited_is_replaced():
     for _ in range(3):
         os.kill(read_by_a_fork_server(), signal.SIGKILL)
     read_by_a_fork_server()
@@ -80,7 +80,7 @@ def wait_until_up(server):
         server._receive()
 
 
-def test_a_fork_server_that_dies_whenever_it_is_asked_raises_an_error(monkeypatch):
+def test_a_fork_server_that_exits_at_every_request_raises_an_error(monkeypatch):
     read_by_a_fork_server()
     asked = []
 
@@ -127,8 +127,8 @@ def test_children_of_an_exited_fork_server_end_with_the_loader(stuck):
         next(iter(dl))
         kill_fork_server()
         pids = dl.reading_service._children.pids
-        assert not any(map(is_gone, pids))
-    assert all(map(is_gone, pids))
+        assert not any(map(has_exited, pids))
+    assert all(map(has_exited, pids))
 
 
 ORPHAN = """
@@ -158,7 +158,7 @@ ORPHAN = """
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux leaves such processes to others than its first")
 @pytest.mark.parametrize(
-    ("main", "told"),
+    ("main", "shown"),
     [
         (
             "any",
@@ -168,8 +168,8 @@ ORPHAN = """
     ],
 )
 def test_the_exit_of_a_child_of_an_exited_fork_server_is_reported_if_it_is_left_to_the_main_process(
-    tmp_path, main, told
+    tmp_path, main, shown
 ):
     """In a container, children of an exited fork server become children of the container's first process."""
     printed = output_of(ORPHAN, main, file=tmp_path / "program.py")
-    assert re.match(told, printed), printed
+    assert re.match(shown, printed), printed

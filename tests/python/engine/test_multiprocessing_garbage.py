@@ -40,7 +40,7 @@ def seen_in_a_worker(tmp_path, method, top="", guarded="pass", inside="", items=
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_settings_are_those_of_the_main_process_and_its_module_once_the_worker_has_started(tmp_path, method):
+def test_a_started_worker_has_the_settings_of_the_main_process_and_its_module(tmp_path, method):
     (seen,) = seen_in_a_worker(tmp_path, method, guarded="gc.set_threshold(600, 9, 8)")
     assert seen["now"] == [600, 9, 8]
     if method == "spawn":

@@ -15,7 +15,7 @@ import time
 import pytest
 
 from handlers import handling
-from process_checks import METHODS, children, is_gone, loader, nothing_is_left, wait_for, with_methods  # noqa: F401
+from process_checks import METHODS, children, has_exited, loader, nothing_is_left, wait_for, with_methods  # noqa: F401
 from programs import run
 from terminal import Terminal
 from torchdata._engine.processes.interrupts import InterruptsDeferred, interrupt_waits, interrupts_blocked
@@ -237,7 +237,7 @@ def test_a_child_with_an_unknown_process_id_takes_nothing_from_its_replacement(t
     done = run(SIGNALLED, file=tmp_path / "program.py")  # the timer may end the program at its exit
     assert (done.stdout, done.stderr) == (f"{list(range(10))}\n", "")
     unknown = int((tmp_path / "late_server.py.number").read_text())
-    wait_for(lambda: is_gone(unknown))
+    wait_for(lambda: has_exited(unknown))
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_nothing_is_held_if_ctrl_c_is_ignored():
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
 
-def test_a_handler_that_is_set_meanwhile_is_kept(handler):
+def test_a_handler_that_user_code_installs_in_between_is_kept(handler):
     other = Handler()
     with InterruptsDeferred():
         signal.signal(signal.SIGINT, other)
@@ -356,8 +356,8 @@ def test_an_interrupted_shutdown_continues_with_the_next_call(monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(Shutdown, "run", cut_off)
         dl.shutdown()
-    assert not any(map(is_gone, pids))
+    assert not any(map(has_exited, pids))
     with pytest.raises(RuntimeError, match="shut down"):
         iter(dl)
     dl.shutdown()
-    assert all(map(is_gone, pids))
+    assert all(map(has_exited, pids))

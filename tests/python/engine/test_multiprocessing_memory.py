@@ -45,7 +45,7 @@ class LargeTensors:
 
 @pytest.mark.skipif(not TORCH, reason="torch's tensors need torch")
 @pytest.mark.skipif(sys.platform != "linux", reason="what a process has is read from /proc")
-def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(monkeypatch):
+def test_a_worker_that_creates_large_tensors_reuses_their_memory(monkeypatch):
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
     # The worker is spawned, because a forked worker would inherit torch's decision whether to align tensors to pages.

@@ -24,8 +24,8 @@ def dispatched(items):
 
 def in_turn(shares):
     shares = [list(share) for share in shares]
-    for place in range(max(map(len, shares))):
-        yield from (share[place] for share in shares if place < len(share))
+    for index in range(max(map(len, shares))):
+        yield from (share[index] for share in shares if index < len(share))
 
 
 class Paced(IterDataPipe):
@@ -56,15 +56,15 @@ class HeldUp:
 
 
 def test_the_main_process_keeps_sleeping_while_other_workers_than_the_next_one_send(tmp_path):
-    go_on = tmp_path / "go on"
-    pipe = IterableWrapper(range(200)).sharding_filter().map(HeldUp(go_on, 0))
+    release = tmp_path / "go on"
+    pipe = IterableWrapper(range(200)).sharding_filter().map(HeldUp(release, 0))
     with loader(pipe, 4, worker_prefetch_cnt=20) as dl:
         items = []
         thread = threading.Thread(target=lambda: items.extend(dl))
         thread.start()
         wait_for(lambda: [worker.items for worker in dl.stats().workers][1:] == [23, 23, 23])
         woken = dl.stats().wake_ups
-        go_on.touch()
+        release.touch()
         thread.join()
     assert items == list(range(200))
     assert woken < 23, "units that are no items wake main, and few others"
@@ -96,7 +96,7 @@ def test_a_worker_that_leaves_its_share_does_not_delay_other_workers():
             assert sorted(dl) == [0, *range(1, 500, 2)]
 
 
-def test_items_beyond_the_budget_are_kept_with_a_warning_that_says_why():
+def test_items_beyond_the_budget_are_kept_with_a_warning_that_explains_it():
     pipe = (
         dispatched(range(200))
         .filter(lambda number: number % 2 == 0)
@@ -252,7 +252,7 @@ def test_an_epoch_cannot_begin_during_the_wait_for_an_item_and_the_loop_continue
         assert sorted(dl) == list(range(4))
 
 
-class DiesBehindItems(IterDataPipe):
+class ExitsAfterItems(IterDataPipe):
     def __init__(self, count):
         self.count = count
 
@@ -269,7 +269,7 @@ def test_an_exit_while_the_main_process_is_busy_raises_an_error_after_all_sent_i
     received = []
     # A thread that keeps the main process from running other Python code for a long time.
     thread = threading.Thread(target=lambda: sum(x * x for x in range(3 * 10**6)))
-    with handling(lambda *_: time.sleep(0.7), signal.SIGALRM), loader(DiesBehindItems(3), 1) as dl:
+    with handling(lambda *_: time.sleep(0.7), signal.SIGALRM), loader(ExitsAfterItems(3), 1) as dl:
         iterator = iter(dl)
         received.append(next(iterator))
         if busy == "a thread":

@@ -13,7 +13,7 @@ from handlers import handling
 from process_checks import (  # noqa: F401
     ExitsAt,
     children_are_killed_soon,
-    is_gone,
+    has_exited,
     loader,
     nothing_is_left,
     wait_for,
@@ -44,7 +44,7 @@ def test_a_stuck_worker_is_ended_too(sigchld):
     iter(dl)
     pids = dl.reading_service._children.pids
     dl.shutdown()
-    assert all(map(is_gone, pids))
+    assert all(map(has_exited, pids))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_worker_exit_between_epochs_is_noticed_and_its_process_id_is_not_signa
         assert list(dl) == list(range(10))
         pid = dl.reading_service._children.pids[0]
         os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: is_gone(pid))
+        wait_for(lambda: has_exited(pid))
         monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid) or kill(pid, number))
         with pytest.raises(WorkerExitedError, match="worker process 0"):
             list(dl)

@@ -17,7 +17,7 @@ import pytest
 
 from families import FAMILIES
 from handlers import handling
-from leftovers import children, is_gone
+from leftovers import children, has_exited
 from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
 from programs import run
 from torchdata._engine.processes.interrupts import InterruptsDeferred
@@ -93,14 +93,14 @@ def program(tmp_path, monkeypatch):
         process.communicate()
 
 
-def said(process, what):
+def answer_of(process, what):
     handled = []
     for line in process.stdout:
-        told = json.loads(line)
-        if what in told:
-            return told, handled
-        if "handled" in told:
-            handled.append((told["handled"], told["process"]))
+        shown = json.loads(line)
+        if what in shown:
+            return shown, handled
+        if "handled" in shown:
+            handled.append((shown["handled"], shown["process"]))
     raise AssertionError(f"the program has ended with {process.wait()}; it had handled {handled}")
 
 
@@ -112,7 +112,7 @@ BY_METHOD = {"fork": list(FAMILIES), "spawn": ["DataLoader2"], "forkserver": ["D
 def test_only_the_main_process_handles_signals_to_the_group_and_workers_continue_until_it_ends(program, method):
     names = BY_METHOD[method]
     main = program(method, HANDLED, names)
-    said(main, "starting")
+    answer_of(main, "starting")
     started = threading.Event()
 
     def bombard():  # sends signals while workers start and import modules
@@ -123,10 +123,10 @@ def test_only_the_main_process_handles_signals_to_the_group_and_workers_continue
     assert json.loads(main.stdout.readline()) == {"handled": signal.SIGUSR1, "process": main.pid}
     bombing = threading.Thread(target=bombard)
     bombing.start()
-    told, handled = said(main, "workers")
+    shown, handled = answer_of(main, "workers")
     started.set()
     bombing.join()
-    workers = told["workers"]
+    workers = shown["workers"]
     assert len(workers) == len(names)
     assert set(handled) <= {(signal.SIGUSR1, main.pid)}
     for number in HANDLED:
@@ -138,25 +138,25 @@ def test_only_the_main_process_handles_signals_to_the_group_and_workers_continue
     main.stdin.flush()
     seen, processes = set(), set()
     for _ in names:
-        told, handled = said(main, "family")
-        assert told["whole"], told
+        shown, handled = answer_of(main, "family")
+        assert shown["whole"], shown
         seen |= set(handled)
-        processes |= set(told["processes"])
+        processes |= set(shown["processes"])
     assert processes == set(workers)
     assert seen == {(number, main.pid) for number in HANDLED}
-    said(main, "waiting")
+    answer_of(main, "waiting")
     os.killpg(main.pid, signal.SIGTERM)
     assert json.loads(main.stdout.readline()) == {"handled": signal.SIGTERM, "process": main.pid}
     assert main.wait(120) == 5
-    wait_for(lambda: all(map(is_gone, workers)))
+    wait_for(lambda: all(map(has_exited, workers)))
 
 
 def test_main_without_a_handler_ends_by_sigterm_and_its_workers_with_it(program):
     main = program("fork", [], FAMILIES)
-    workers = said(main, "workers")[0]["workers"]
+    workers = answer_of(main, "workers")[0]["workers"]
     os.killpg(main.pid, signal.SIGTERM)
     assert main.wait(120) == -signal.SIGTERM
-    wait_for(lambda: all(map(is_gone, workers)))
+    wait_for(lambda: all(map(has_exited, workers)))
 
 
 def how_it_takes_signals(_):
@@ -182,7 +182,7 @@ def test_programs_that_a_worker_starts_handle_signals_normally(method):
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGRTMIN + 4})
     with handling(lambda *_: None, signal.SIGUSR1, signal.SIGCHLD):
         with loader(IterableWrapper([0]).map(how_it_takes_signals), 1, multiprocessing_context=method) as dl:
-            assert list(dl) == [({"_take_no_notice", signal.SIG_DFL}, [signal.SIGRTMIN + 4], 3, -signal.SIGTERM)]
+            assert list(dl) == [({"_ignore_signal", signal.SIG_DFL}, [signal.SIGRTMIN + 4], 3, -signal.SIGTERM)]
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
@@ -411,8 +411,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("method", "said"), [("spawn", "was killed by SIGTERM"), ("forkserver", "the program's main module has failed")]
+    ("method", "answer_of"),
+    [("spawn", "was killed by SIGTERM"), ("forkserver", "the program's main module has failed")],
 )
-def test_a_program_that_raises_sigterm_where_it_is_imported_starts_no_worker(method, said, tmp_path):
+def test_a_program_that_raises_sigterm_where_it_is_imported_starts_no_worker(method, answer_of, tmp_path):
     done = run(ENDS_WHERE_IT_IS_IMPORTED.format(method=method), file=tmp_path / "program.py")
-    assert said in done.stdout, done.stderr
+    assert answer_of in done.stdout, done.stderr

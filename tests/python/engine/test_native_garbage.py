@@ -39,7 +39,7 @@ def queue_of_items(holder):
 
 
 def queue_with_a_mark(holder):
-    queue = _native.ReadAheadQueue("a test", 3, place=(None, 0, []))
+    queue = _native.ReadAheadQueue("a test", 3, position=(None, 0, []))
     queue.put_and_reserve(queue.reserve(), 0, 0, holder)
     return queue
 
@@ -60,7 +60,7 @@ def queue_that_was_restored(holder):
     return queue
 
 
-def queue_with_a_place(holder):
+def queue_with_a_position(holder):
     queue = queue_with_a_mark(holder)
     queue.pop()
     return queue
@@ -79,7 +79,7 @@ def queue_with_a_claimed_item(holder):
 
 
 def queue_with_one_of_several_claimed(holder):
-    queue = _native.ReadAheadQueue("a test", 3, place=(None, 0, []))
+    queue = _native.ReadAheadQueue("a test", 3, position=(None, 0, []))
     reader = _native.SourceReader(iter([1, 2]).__next__, lambda: holder, print, 1, 0, set())
     slot, error = reader.hand_over(queue)
     queue.finish(slot, error)
@@ -126,9 +126,9 @@ def collector_with_an_interrupt(holder):
     return collector
 
 
-def collector_that_tells_of_surplus(holder):
+def collector_that_reports_surplus(holder):
     collector = _collector(print)
-    collector.tell_surplus(0, holder.called)
+    collector.report_surplus(0, holder.called)
     return collector
 
 
@@ -177,7 +177,7 @@ WAYS = {
     "queue with an error": queue_with_an_error,
     "queue that was restored": queue_that_was_restored,
     "queue with a mark": queue_with_a_mark,
-    "queue with a place": queue_with_a_place,
+    "queue with a place": queue_with_a_position,
     "queue with a submitted item": queue_with_a_submitted_item,
     "queue with a claimed item": queue_with_a_claimed_item,
     "queue with one of several claimed": queue_with_one_of_several_claimed,
@@ -197,7 +197,7 @@ WAYS = {
     "collector with errors": lambda holder: _collector(holder.called),
     "collector that watches": collector_that_watches,
     "collector with an interrupt": collector_with_an_interrupt,
-    "collector that tells of surplus": collector_that_tells_of_surplus,
+    "collector that tells of surplus": collector_that_reports_surplus,
     "item stream": lambda holder: iter(_collector(holder.called)),
     "guard": guard,
     "what shards exchange": lambda holder: _native.Exchange([(holder, "held", None)], [], []),
@@ -210,13 +210,13 @@ WAYS = {
 def test_a_cycle_is_collected_unless_it_is_in_use(make):
     holder = Holder()
     native = holder.held = make(holder)
-    gone = weakref.ref(holder)
+    reference = weakref.ref(holder)
     del holder
     gc.collect()
-    assert gone().held is native
+    assert reference().held is native
     del native
     gc.collect()
-    assert gone() is None
+    assert reference() is None
 
 
 def test_every_class_is_tried_here_or_holds_no_objects():

@@ -37,14 +37,14 @@ def test_a_very_long_patience_waits(seconds):
     slot = queue.reserve()
     queue.close()
     threading.Timer(0.1, queue.finish, [slot]).start()
-    assert queue.wait_still(seconds)
+    assert queue.wait_idle(seconds)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, -math.inf, math.nan])
 def test_no_patience_does_not_wait(seconds):
     queue = ReadAheadQueue("a test", 1)
     assert queue.reserve() is not None
-    assert not queue.wait_still(seconds)
+    assert not queue.wait_idle(seconds)
 
 
 @pytest.mark.parametrize("seconds", VERY_LONG)

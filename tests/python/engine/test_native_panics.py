@@ -49,6 +49,6 @@ def test_a_panic_below_a_pipe_passes_through_its_guard_unchanged(pipe):
 
 
 def test_a_panic_in_a_slot_of_the_guard_is_an_exception():
-    told = caught("Broken(describes=False)")
-    assert told.startswith("SystemError: an error inside torchdata's extension")
-    assert "no words" in told
+    text = caught("Broken(describes=False)")
+    assert text.startswith("SystemError: an error inside torchdata's extension")
+    assert "no words" in text

@@ -36,7 +36,7 @@ def damage(offset, value):
 def test_a_damaged_page_of_counters_is_left_out_with_one_warning_and_the_loader_ends(offset, action, monkeypatch):
     errors = []
     monkeypatch.setattr(threading, "excepthook", lambda one: errors.append(one.exc_value))
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter(action)
         dl = loader(IterableWrapper(range(20)).sharding_filter())
         items = iter(dl)
@@ -49,7 +49,7 @@ def test_a_damaged_page_of_counters_is_left_out_with_one_warning_and_the_loader_
         assert dl.stats().main is None
     assert got == list(range(20))
     assert [process.role for process in shown.processes] == ["worker", "worker"]
-    (warning,) = errors if action == "error" else [one.message for one in told]
+    (warning,) = errors if action == "error" else [one.message for one in warned]
     assert str(warning).startswith("the statistics of this loader are incomplete: page 0 of the counters")
 
 
@@ -73,6 +73,6 @@ def test_a_worker_that_starts_after_the_counters_were_damaged_delivers_its_items
     pipe = IterableWrapper(range(30)).sharding_filter().map(DamagesCounters(tmp_path / "mark"))
     service = MultiProcessingReadingService(2, method, on_worker_exit="restart")
     with DataLoader2(pipe, reading_service=service) as loader:
-        with pytest.warns(RuntimeWarning, match="was killed by SIGKILL") as told:
+        with pytest.warns(RuntimeWarning, match="was killed by SIGKILL") as warned:
             assert list(loader) == list(range(30))
-        assert sum("A new process replaced it" in str(one.message) for one in told) == 1
+        assert sum("A new process replaced it" in str(one.message) for one in warned) == 1

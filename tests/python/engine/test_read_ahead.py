@@ -82,7 +82,7 @@ class Way(NamedTuple):
     begin: Callable[[int, Function, Any], Any]
     in_order: bool = True
     #: Whether the reader can continue after the applied function has raised an error.
-    goes_on: bool = True
+    resumes: bool = True
 
 
 def as_pinned(function: Function) -> Callable[[Any, Any], Any]:
@@ -113,16 +113,16 @@ def of_node(build: Callable[[Any, Function], Any], **more: bool) -> Way:
 
 
 WAYS = {
-    "prefetch": of_pipe(lambda pipe, function: pipe.map(function).prefetch(3), goes_on=False),
-    "pin_memory": of_pipe(lambda pipe, function: pipe.pin_memory(pin_memory_fn=as_pinned(function)), goes_on=False),
-    "fullsync": of_pipe(lambda pipe, function: pipe.map(function).fullsync(process_group=OneOfTwo()), goes_on=False),
+    "prefetch": of_pipe(lambda pipe, function: pipe.map(function).prefetch(3), resumes=False),
+    "pin_memory": of_pipe(lambda pipe, function: pipe.pin_memory(pin_memory_fn=as_pinned(function)), resumes=False),
+    "fullsync": of_pipe(lambda pipe, function: pipe.map(function).fullsync(process_group=OneOfTwo()), resumes=False),
     "threadpool_map": of_pipe(lambda pipe, function: pipe.threadpool_map(function, scheduled_tasks=4, max_workers=3)),
     "Prefetcher": of_node(lambda node, function: Prefetcher(NodeMapper(node, function), 3, snapshot_frequency=2)),
     "ParallelMapper": of_node(lambda node, function: ParallelMapper(node, function, 3)),
     "ParallelMapper out of order": of_node(
         lambda node, function: ParallelMapper(node, function, 3, in_order=False, snapshot_frequency=3), in_order=False
     ),
-    "StatefulDataLoader": Way(pinning_loader, goes_on=False),
+    "StatefulDataLoader": Way(pinning_loader, resumes=False),
 }
 each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
@@ -167,7 +167,7 @@ def test_an_error_of_the_function_is_raised_at_its_position(way: Way, monkeypatc
             found.append(next(reading))
     if way.in_order:
         assert found == list(range(5))
-    if way.goes_on:
+    if way.resumes:
         found += reading
         assert sorted(found) == [0, 1, 2, 3, 4, 6, 7, 8]
 

@@ -9,7 +9,7 @@ import pytest
 
 from hosts import LocallyRemote, hosts_have_ended  # noqa: F401 - one is a fixture
 from process_checks import MULTIPROCESSING, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
-from remote_pipelines import dealt, double
+from remote_pipelines import double, spread
 from torchdata._engine.remote import worker as worker_module
 from torchdata.dataloader2 import DataLoader2, WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
@@ -28,7 +28,7 @@ def test_items_that_exceed_the_room_are_held_back_and_arrive_whole(monkeypatch: 
     from torchdata._engine.remote import host as host_module
 
     monkeypatch.setattr(host_module, "FULL", 1)
-    pipe = dealt(60, lambda pipe: pipe.map(lambda x: np.full(100_000, x)))
+    pipe = spread(60, lambda pipe: pipe.map(lambda x: np.full(100_000, x)))
     with DataLoader2(pipe, reading_service=LocallyRemote(WORKERS, memory_budget=4 << 20)) as loader:
         loader.seed(5)
         got = [(len(one), set(one.tolist())) for one in loader]
@@ -36,7 +36,7 @@ def test_items_that_exceed_the_room_are_held_back_and_arrive_whole(monkeypatch: 
 
 
 def test_the_dispatching_process_is_shown_together_with_workers_on_other_machines() -> None:
-    with DataLoader2(dealt(600).map(double), reading_service=LocallyRemote(WORKERS)) as loader:
+    with DataLoader2(spread(600).map(double), reading_service=LocallyRemote(WORKERS)) as loader:
         assert len(list(loader)) == 600
         wait_for(lambda: sum(worker.items for worker in loader.stats().workers) == 600)
         stats = loader.stats()
@@ -58,7 +58,7 @@ def test_errors_of_dispatched_items_end_the_worker_and_are_reported(monkeypatch:
 
     monkeypatch.setattr(worker_module._Lane, "carry", broken)
     with (
-        DataLoader2(dealt(100_000), reading_service=LocallyRemote(WORKERS)) as loader,
+        DataLoader2(spread(100_000), reading_service=LocallyRemote(WORKERS)) as loader,
         pytest.raises(WorkerExitedError, match="is inconsistent"),
     ):
         for _ in loader:

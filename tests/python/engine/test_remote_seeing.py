@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hanging import Hanging, stalls_told
+from hanging import Hanging, stalls_reported
 from hosts import LocallyRemote, hosts_have_ended  # noqa: F401 - one is a fixture
 from process_checks import nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
 from remote_pipelines import array, double, numbered, reading
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*A new proc
 WORKERS = 2
 
 
-def place(stats: LoaderStats, worker: int) -> tuple[str | None, str | None]:
+def locations(stats: LoaderStats, worker: int) -> tuple[str | None, str | None]:
     return stats.workers[worker].node, stats.workers[worker].actor
 
 
@@ -35,7 +35,7 @@ def all_seen(loader: DataLoader2[Any], items: int) -> LoaderStats:
     return loader.stats()
 
 
-def at_rest(loader: DataLoader2[Any], worker: int, taken: int) -> ProcessStats:
+def idle_stats(loader: DataLoader2[Any], worker: int, taken: int) -> ProcessStats:
     wait_for(lambda: (seen := loader.stats().workers[worker]).items == taken + seen.window)
     return loader.stats().workers[worker]
 
@@ -56,36 +56,36 @@ def test_counts_of_a_remote_worker_equal_those_of_a_local_one_and_name_its_node(
         ]
 
     assert of(far) == of(near)
-    assert all(node and actor == "here" for node, actor in (place(far, worker) for worker in range(WORKERS)))
-    assert [place(near, worker) for worker in range(WORKERS)] == [(None, None)] * WORKERS
+    assert all(node and actor == "here" for node, actor in (locations(far, worker) for worker in range(WORKERS)))
+    assert [locations(near, worker) for worker in range(WORKERS)] == [(None, None)] * WORKERS
     assert (near.network_bytes, near.main is not None and near.main.node) == (0, None)
     assert far.network_bytes >= far.bytes
     assert far.network_bytes == sum(worker.network_bytes for worker in far.workers)
 
 
 def test_the_view_from_outside_has_the_node_and_the_network_s_rate() -> None:
-    told: list[str] = []
+    shown: list[str] = []
     with DataLoader2(numbered(300).map(array), reading_service=LocallyRemote(WORKERS)) as loader:
         iterator = iter(loader)
         for _ in range(200):
             next(iterator)
         node = all_seen(loader, 200).workers[1].node
-        print_once(os.getpid(), True, told.append)
+        print_once(os.getpid(), True, shown.append)
         seen = [{worker.pid for worker in one.stats().workers} for one in attach(os.getpid())]
         assert {actor.host._child.pid for actor in loader.reading_service.made.actors} in seen
-    text = "\n".join(told)
+    text = "\n".join(shown)
     assert f"worker process 1 on node {node}" in text
     assert re.search(r"network [\d.]+ \w+/s, [\d.]+ MiB from 2 workers on 1 node", text), text
     assert "its stack is only available in the main process" in text
 
 
-def test_the_counts_of_an_exited_worker_stay_and_those_of_its_replacement_are_added() -> None:
+def test_the_counts_of_a_replacement_are_added_to_the_counts_of_the_exited_worker() -> None:
     service = LocallyRemote(WORKERS, on_worker_exit="restart")
     with DataLoader2(numbered(2000).map(reading), reading_service=service) as loader:
         loader.seed(5)
         for number, _ in enumerate(loader):
             if number == 600:
-                before = at_rest(loader, 1, 300)
+                before = idle_stats(loader, 1, 300)
                 loader.reading_service.made.actors[1].cut()
         wait_for(lambda: loader.stats().workers[1].restarts == 1)
         after = all_seen(loader, 2000).workers[1]
@@ -140,8 +140,8 @@ def test_the_network_is_the_limit_if_both_ends_wait() -> None:
 def test_the_time_of_a_remote_worker_is_shown_with_its_node() -> None:
     from torchdata._observe.stats.diagnosis import diagnose
 
-    told = str(diagnose(measured(room=0.0, busy=0.9)))
-    assert re.search(r"worker process \d on node 10.0.0.7 spends \d+ % of its work in `Mapper\(reading\)`", told), told
+    text = str(diagnose(measured(room=0.0, busy=0.9)))
+    assert re.search(r"worker process \d on node 10.0.0.7 spends \d+ % of its work in `Mapper\(reading\)`", text), text
 
 
 def hanging_at(item: int, hang: Hanging) -> Any:
@@ -163,20 +163,20 @@ def test_a_hanging_remote_worker_causes_a_warning_with_its_node_and_stack(
 
     pipe = IterableWrapper(range(100)).sharding_filter().map(waits)
     with (
-        stalls_told(tmp_path / "told", monkeypatch, "main waits for worker process 1", "in waits") as told,
+        stalls_reported(tmp_path / "told", monkeypatch, "main waits for worker process 1", "in waits") as shown,
         DataLoader2(pipe, reading_service=LocallyRemote(WORKERS), stall_warning=0.5) as loader,
     ):
         assert list(loader) == list(range(100))
         node = loader.stats().workers[1].node
-    assert f"main waits for worker process 1 on node {node}" in told[0]
+    assert f"main waits for worker process 1 on node {node}" in shown[0]
 
 
-@pytest.mark.parametrize(("way", "dies_too"), [("stop", False), ("loop", False), ("lock", True)])
-def test_a_hanging_process_is_replaced_and_nothing_is_lost(way: str, dies_too: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("way", "exits_too"), [("stop", False), ("loop", False), ("lock", True)])
+def test_a_hanging_process_is_replaced_and_nothing_is_lost(way: str, exits_too: bool, tmp_path: Path) -> None:
     pipe = numbered(200).map(hanging_at(77, Hanging(way, tmp_path)))
-    options = {"timeout": 1.5, "on_timeout": "restart", "on_worker_exit": "restart" if dies_too else "error"}
+    options = {"timeout": 1.5, "on_timeout": "restart", "on_worker_exit": "restart" if exits_too else "error"}
     with (
-        warnings.catch_warnings(record=True) as told,
+        warnings.catch_warnings(record=True) as shown,
         DataLoader2(pipe, reading_service=LocallyRemote(WORKERS, **options)) as loader,
     ):
         warnings.simplefilter("always")
@@ -184,12 +184,12 @@ def test_a_hanging_process_is_replaced_and_nothing_is_lost(way: str, dies_too: b
         got = []
         for item in loader:
             got.append(item)
-            if dies_too and len(got) == 20:
+            if exits_too and len(got) == 20:
                 os.kill(loader.reading_service.made.actors[0].host._child.pid, signal.SIGKILL)
     with DataLoader2(numbered(200), reading_service=MultiProcessingReadingService(WORKERS)) as loader:
         loader.seed(5)
         assert got == list(loader)
-    words = "\n".join(str(one.message) for one in told)
+    words = "\n".join(str(one.message) for one in shown)
     assert re.search(r"worker process \d \(pid \d+ on .*, Ray actor here\) yielded nothing for", words), words
     assert "and was killed for it (`timeout`)" in words
     assert "File " in words

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from hosts import LocallyRemote, hosts_have_ended  # noqa: F401 - one is a fixture
-from process_checks import is_gone, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
+from process_checks import has_exited, nothing_is_left, shared_mappings, wait_for  # noqa: F401 - one is a fixture
 from remote_pipelines import as_it_is, double, numbered, wide
 from torchdata._engine.remote import host as host_module
 from torchdata._engine.remote import worker as worker_module
@@ -138,14 +138,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("kind", ["deaf", "orphan"])
-def test_a_host_ends_if_nothing_arrives_or_if_its_parent_and_its_worker_are_gone(kind: str, tmp_path: Path) -> None:
+def test_a_host_exits_without_messages_or_if_its_parent_and_its_worker_exited(kind: str, tmp_path: Path) -> None:
     (tmp_path / "hosting.py").write_text(HOSTING)
     command = [sys.executable, str(tmp_path / "hosting.py"), kind]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
         assert program.stdout is not None
         pids = [int(word) for word in program.stdout.readline().split()]
         assert program.wait(100) == 1
-    wait_for(lambda: all(is_gone(pid) for pid in pids))
+    wait_for(lambda: all(has_exited(pid) for pid in pids))
 
 
 def full(count: int = 2500) -> DataLoader2[Any]:

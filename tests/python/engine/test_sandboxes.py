@@ -59,9 +59,9 @@ def run(tmp_path, code, calls, *arguments, **environment):
         timeout=250,
     )
     assert done.returncode == 0, done.stderr
-    found, told = json.loads(done.stdout)
+    found, shown = json.loads(done.stdout)
     assert found == [True, True]
-    return told
+    return shown
 
 
 @pytest.mark.parametrize(
@@ -72,16 +72,16 @@ def run(tmp_path, code, calls, *arguments, **environment):
         ("forkserver", "ENOSYS", "pidfd_open"),
     ],
 )
-def test_a_loader_falls_back_where_system_calls_are_forbidden_and_says_so_once(method, code, calls, tmp_path):
-    (told,) = run(tmp_path, code, calls, method)
-    assert "no memfd_create or no pidfd_open" in told
-    assert "TMPDIR" in told
+def test_a_loader_falls_back_and_warns_once_where_system_calls_are_forbidden(method, code, calls, tmp_path):
+    (shown,) = run(tmp_path, code, calls, method)
+    assert "no memfd_create or no pidfd_open" in shown
+    assert "TMPDIR" in shown
 
 
 def test_workers_are_replaced_without_descriptors_of_processes(tmp_path):
     flags = [str(tmp_path / "first"), str(tmp_path / "second")]
-    told = run(tmp_path, "EPERM", "memfd_create,pidfd_open", "fork", *flags)
-    assert len([one for one in told if "killed by SIGKILL" in one]) == 2
+    shown = run(tmp_path, "EPERM", "memfd_create,pidfd_open", "fork", *flags)
+    assert len([one for one in shown if "killed by SIGKILL" in one]) == 2
 
 
 def test_the_requested_fallback_causes_no_warning_and_needs_no_memfd(tmp_path):

@@ -14,14 +14,14 @@ from torchdata._engine.processes import positions
 from torchdata.datapipes.iter import IterableWrapper
 
 COUNT, ROW = 200, 1024
-SAID = "workers read `rows.bin` through a file position that they share: open it in the worker"
+PATTERN = "workers read `rows.bin` through a file position that they share: open it in the worker"
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="the kernel does not count reads")
 
 
 @pytest.fixture(autouse=True)
-def nothing_was_told(monkeypatch):
-    monkeypatch.setattr(positions, "_told", set())
+def nothing_was_reported(monkeypatch):
+    monkeypatch.setattr(positions, "_reported", set())
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def row(file, x):
     return file.read(1)
 
 
-def told(family, function, workers=2, epochs=2, method="fork", between=lambda: None):
+def shown(family, function, workers=2, epochs=2, method="fork", between=lambda: None):
     before, families.WORKERS = families.WORKERS, workers
     try:
         with warnings.catch_warnings(record=True) as found:
@@ -58,20 +58,20 @@ def told(family, function, workers=2, epochs=2, method="fork", between=lambda: N
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_file_position_that_workers_share_causes_one_warning(family, file, path):
-    (said,) = told(family, lambda x: row(file, x) and x)
-    assert said.startswith(SAID)
-    assert str(path) in said
-    positions._told.clear()
-    assert told(family, lambda x: row(file, x) and x, workers=1) == []
+    (message,) = shown(family, lambda x: row(file, x) and x)
+    assert message.startswith(PATTERN)
+    assert str(path) in message
+    positions._reported.clear()
+    assert shown(family, lambda x: row(file, x) and x, workers=1) == []
 
     def opens(x):
         with open(path, "rb") as own:
             return row(own, x) and x
 
-    assert told(family, opens, between=lambda: row(file, 5)) == [], "reads of main are not those of workers"
+    assert shown(family, opens, between=lambda: row(file, 5)) == [], "reads of main are not those of workers"
 
 
-class OpensAnew:
+class OpensAgain:
     def __init__(self, path):
         self.path, self.file = path, None
 
@@ -94,11 +94,11 @@ def test_an_object_that_reopens_its_file_when_unpickled_has_a_position_in_each_w
     path.write_bytes(b"".join(bytes([x]) * ROW for x in rows))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        with FAMILIES[family](method, OpensAnew(path), COUNT) as items:
+        with FAMILIES[family](method, OpensAgain(path), COUNT) as items:
             assert bytes(items) == rows
 
 
-def test_reads_of_a_thread_in_the_main_process_are_not_taken_for_those_of_workers(file, path):
+def test_reads_of_a_thread_in_the_main_process_are_not_mistaken_for_reads_of_workers(file, path):
     over, began = threading.Event(), threading.Event()
 
     def read_on():
@@ -114,7 +114,7 @@ def test_reads_of_a_thread_in_the_main_process_are_not_taken_for_those_of_worker
     thread.start()
     try:
         assert began.wait(60)
-        assert told("DataLoader2", opens) == []
+        assert shown("DataLoader2", opens) == []
     finally:
         over.set()
         thread.join()
@@ -134,4 +134,4 @@ def test_a_file_that_only_the_dispatching_process_reads_causes_no_warning(reads,
         warnings.simplefilter("always")
         for _ in range(3):
             assert sorted(dl) == list(range(COUNT))
-    assert sum(SAID in str(one.message) for one in found) == count
+    assert sum(PATTERN in str(one.message) for one in found) == count

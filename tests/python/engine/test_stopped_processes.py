@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from process_checks import is_gone, wait_for
+from process_checks import has_exited, wait_for
 
 pytestmark = [
     pytest.mark.alone,
@@ -36,7 +36,7 @@ def test_no_stopped_process_outlives_the_main_process(method, when, ending, tmp_
             assert running.wait(120) == (-signal.SIGKILL if ending == "SIGKILL" else 0)
             pids = [int(pid) for pid in found.read_text().split()]
             assert pids
-            wait_for(lambda: all(map(is_gone, pids)))
+            wait_for(lambda: all(map(has_exited, pids)))
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(running.pid, signal.SIGKILL)

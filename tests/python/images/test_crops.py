@@ -59,7 +59,7 @@ def test_area_ratio_and_position_are_distributed_as_in_torchvision(make: Callabl
     assert np.abs(pairs - np.eye(4)).max() < 0.1, "the four numbers are independent"
 
 
-def test_boxes_lie_within_images_of_all_sizes() -> None:
+def test_boxes_are_within_images_of_all_sizes() -> None:
     rng = random.Random(3)
     for _ in range(3000):
         width, height = rng.randint(1, 60), rng.randint(1, 60)
@@ -104,7 +104,7 @@ def test_the_first_crop_that_fits_is_used() -> None:
     assert rng.numbers == []
 
 
-test_bad_arguments_are_told = refuses(
+test_invalid_arguments_are_refused = refuses(
     (lambda: random_resized_crop(7, 5, 5), TypeError, "drawn from a random.Random"),
     (lambda: random_resized_crop(random, 0, 5), ValueError, "0 x 5 pixels cannot be cropped"),
     (lambda: random_resized_crop(random, 5, 5, scale=(1, 0.5)), ValueError, "scale must be two positive numbers"),
@@ -114,7 +114,7 @@ test_bad_arguments_are_told = refuses(
 )
 
 
-def test_the_middle_is_as_large_as_the_share_and_the_ratio_say() -> None:
+def test_the_middle_has_the_size_that_the_share_and_the_ratio_determine() -> None:
     assert center_crop(640, 480) == (110, 30, 530, 450)
     assert center_crop(480, 640, share=1) == (0, 80, 480, 560)
     assert center_crop(100, 100, share=1, ratio=2) == (0, 25, 100, 75)

@@ -52,8 +52,8 @@ def test_hundreds_of_jpeg_files_are_decoded_bit_for_bit_as_pillow_does(monkeypat
         assert np.array_equal(decode(content, mode="L"), by_pillow(content, "L"))
     wanted = [by_pillow(content) for content in contents]
     monkeypatch.setattr(pictures_module._pillow, "opened", no_pillow)
-    for content, want in zip(contents, wanted, strict=True):
-        assert np.array_equal(decode(content), want)
+    for content, expected in zip(contents, wanted, strict=True):
+        assert np.array_equal(decode(content), expected)
 
 
 @BOTH
@@ -138,10 +138,10 @@ def test_an_image_is_rotated_upright_on_request(decoder: str, orientation: int) 
     content = encoded(np.ascontiguousarray(photographs()[0][:120, :90]), exif=exif)
     with Image.open(io.BytesIO(content)) as image:
         upright = ImageOps.exif_transpose(image.convert("RGB"))
-    want = np.asarray(upright)
-    assert np.array_equal(decode(content, exif=True), want)
+    expected = np.asarray(upright)
+    assert np.array_equal(decode(content, exif=True), expected)
     assert np.array_equal(decode(content), by_pillow(content)), "by default, the orientation is ignored"
-    box = (10, 20, want.shape[1] - 5, want.shape[0] - 7)
+    box = (10, 20, expected.shape[1] - 5, expected.shape[0] - 7)
     small = np.asarray(upright.crop(box).resize((31, 40), Image.Resampling.BILINEAR))
     assert differs(decode(content, (40, 31), crop=box, exif=True), small) <= 1
     assert decode(content, (9, 8), exif=True, scale="fast").shape == (9, 8, 3)
@@ -185,16 +185,16 @@ def test_bytes_paths_and_files_are_accepted(tmp_path: Path) -> None:
     content = jpeg(3)
     path = tmp_path / "a.jpg"
     path.write_bytes(content)
-    want = by_pillow(content)
+    expected = by_pillow(content)
     file = io.BytesIO(content)
     for data in (content, bytearray(content), memoryview(content), str(path), path, file, np.frombuffer(content, "u1")):
-        assert np.array_equal(decode(data), want)
+        assert np.array_equal(decode(data), expected)
     assert not file.closed
     with path.open("rb") as opened:
-        assert np.array_equal(decode(opened), want)
+        assert np.array_equal(decode(opened), expected)
 
 
-def test_arrays_may_be_written_and_belong_to_the_caller_alone() -> None:
+def test_arrays_are_writable_and_not_shared_with_other_code() -> None:
     first = decode(jpeg(3), 20)
     kept = first.copy()
     second = decode(jpeg(5), 20)
@@ -279,10 +279,10 @@ def test_a_batch_is_the_same_with_any_number_of_threads(threads: int, layout: An
 
 def test_images_are_decoded_in_many_threads_at_once() -> None:
     contents = [jpeg(number) for number in range(24)]
-    want = [decode(content, 30) for content in contents]
+    expected = [decode(content, 30) for content in contents]
     with ThreadPoolExecutor(3) as pool:
         found = pool.map(lambda number: decode(contents[number % 24], 30), range(144))
-        assert all(np.array_equal(one, want[number % 24]) for number, one in enumerate(found))
+        assert all(np.array_equal(one, expected[number % 24]) for number, one in enumerate(found))
 
 
 @BOTH
@@ -317,17 +317,17 @@ def test_damaged_files_decode_as_in_pillow_or_raise_one_kind_of_error(decoder: s
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                want = by_pillow(content)
+                expected = by_pillow(content)
             except Exception:
-                want = None
+                expected = None
             try:
                 found = decode(content)
             except (ValueError, Image.DecompressionBombError):
                 refused += 1
-                assert want is None
+                assert expected is None
             else:
-                assert want is not None
-                assert np.array_equal(found, want)
+                assert expected is not None
+                assert np.array_equal(found, expected)
     assert 0 < refused < 90
 
 

@@ -61,10 +61,10 @@ def test_broken_images_are_skipped_and_logged_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flip", [0, 1])
 def test_the_center_is_cropped_without_random_numbers(flip: float) -> None:
     content = jpeg(3)
-    want = decode(content, 9, crop=center_crop, flip=flip == 1)
+    expected = decode(content, 9, crop=center_crop, flip=flip == 1)
     for _ in range(2):
         [pixels] = IterableWrapper([content]).decode_image(9, crop="center", flip=flip)
-        assert (pixels == want).all()
+        assert (pixels == expected).all()
     with pytest.raises(ValueError, match="write crop='center'"):
         IterableWrapper([content]).decode_image(9, crop=center_crop)
 
@@ -73,14 +73,14 @@ def test_items_are_images_or_hold_one(tmp_path: Path) -> None:
     content = jpeg(3)
     path = tmp_path / "a.jpg"
     path.write_bytes(content)
-    want = decode(content, 9)
+    expected = decode(content, 9)
     [plain] = IterableWrapper([content]).decode_image(9)
     [by_path] = IterableWrapper([str(path)]).decode_image(9)
     [by_index] = IterableWrapper([("a", content, 7)]).decode_image(9, input_col=1)
     [by_key] = IterableWrapper([{"jpg": content}]).decode_image(9, input_col="jpg", output_col="image")
     [(_, of_stream)] = IterableWrapper([str(path)]).open_files("b").decode_image(9, input_col=1)
     for found in (plain, by_path, by_index[1], by_key["image"], of_stream):
-        assert np.array_equal(found, want)
+        assert np.array_equal(found, expected)
     assert by_index[::2] == ("a", 7)
     assert by_key["jpg"] == content
     assert len(numbered().decode_image(input_col=1)) == COUNT
@@ -99,7 +99,7 @@ def test_a_stream_is_closed_even_after_an_error() -> None:
         assert stream.closed
 
 
-def test_arguments_are_those_of_decode() -> None:
+def test_the_pipe_takes_the_arguments_of_decode() -> None:
     content = jpeg(9)
     half = partial(random_resized_crop, scale=(0.5, 0.5))
     [part] = IterableWrapper([content]).decode_image(crop=half).set_seed(1)

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import torchdata.nodes as tn
-from going_on import loaded
 from node_sources import numbers
 from refusals import refuses
+from resumed import loaded
 from torchdata.datapipes.iter import IterableWrapper as PipeOf
 
 
@@ -24,21 +24,21 @@ class Bare(tn.BaseNode[int]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         if self.calls_reset:
             super().reset(initial_state)
-        self.place = 0 if initial_state is None else initial_state["place"]
+        self.position = 0 if initial_state is None else initial_state["position"]
 
     def next(self) -> int:
-        self.place += 1
-        return self.place
+        self.position += 1
+        return self.position
 
     def get_state(self) -> dict[str, Any]:
-        return {"place": self.place}
+        return {"position": self.position}
 
 
 def test_a_new_node_is_reset_when_it_is_first_read_or_asked_for_its_state() -> None:
     assert next(Bare()) == 1
-    assert Bare().state_dict() == {"place": 0}
+    assert Bare().state_dict() == {"position": 0}
     node = Bare()
-    node.reset({"place": 5})
+    node.reset({"position": 5})
     assert next(node) == 6
     assert iter(node) is node
 
@@ -176,7 +176,7 @@ def test_pinning_without_cuda_raises_an_error_at_once() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_tensors_are_pinned_and_places_kept() -> None:
+def test_tensors_are_pinned_and_the_structure_is_kept() -> None:
     loader = tn.Loader(tn.PinMemory(tn.Mapper(numbers(4), lambda number: {"x": torch.full((2,), number)})))
     iterator = iter(loader)
     assert next(iterator)["x"].is_pinned()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torchdata.nodes as tn
-from node_streams import goes_on, run
+from node_streams import resumes, run
 from pipes_table.core import Doubling
 from thread_checks import threads
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -19,8 +19,8 @@ from torchdata.datapipes.state import load_state, save_state
 from waiting import wait_for
 
 
-def goes_on_exactly(make: Any) -> list[list[Any]]:
-    assert goes_on(make, [None] * 3, random.Random(0)) > 2
+def check_resumes_exactly(make: Any) -> list[list[Any]]:
+    assert resumes(make, [None] * 3, random.Random(0)) > 2
     return run(tn.Loader(make()), [None] * 3)[0]
 
 
@@ -31,7 +31,7 @@ def test_the_functional_form_is_the_same() -> None:
 
 
 def test_a_pipe_is_recognized_without_a_seed() -> None:
-    goes_on_exactly(lambda: tn.IterableWrapper(PipeOf(range(7)).map(str).batch(2)))
+    check_resumes_exactly(lambda: tn.IterableWrapper(PipeOf(range(7)).map(str).batch(2)))
     pipe = PipeOf(range(20)).shuffle().set_seed(5)
     node = tn.from_pipe(pipe)
     node.reset()
@@ -61,11 +61,11 @@ def test_an_epoch_that_reads_a_shuffle_several_times_is_resumed_without_a_seed(p
 
 
 def test_a_pipe_without_a_state_of_its_own_is_replayed() -> None:
-    first, *_ = goes_on_exactly(lambda: tn.Batcher(tn.from_pipe(Doubling(PipeOf(range(4)))), 2))
+    first, *_ = check_resumes_exactly(lambda: tn.Batcher(tn.from_pipe(Doubling(PipeOf(range(4)))), 2))
     assert first == [[0, 2], [4, 6]]
 
 
-def test_nodes_in_pipes_in_nodes_go_on_exactly() -> None:
+def test_nodes_in_pipes_in_nodes_resume_exactly() -> None:
     class Turned:
         def set_epoch(self, epoch: int) -> None:
             self.epoch = epoch
@@ -77,7 +77,7 @@ def test_nodes_in_pipes_in_nodes_go_on_exactly() -> None:
         inner = tn.ParallelMapper(tn.SamplerWrapper(Turned()), abs, 2)
         return tn.Batcher(tn.Prefetcher(tn.from_pipe(tn.to_pipe(inner).enumerate().map(list), seed=1), 2), 2)
 
-    first, second, _ = goes_on_exactly(make)
+    first, second, _ = check_resumes_exactly(make)
     assert first[0] == [[0, 0], [1, 1]]
     assert second[0] == [[0, 1], [1, 2]]
 
@@ -116,7 +116,7 @@ def shuffled_loader() -> Any:
 
 
 def test_a_node_over_a_loader_resumes_at_each_position_of_an_epoch() -> None:
-    goes_on_exactly(lambda: tn.IterableWrapper(shuffled_loader()))
+    check_resumes_exactly(lambda: tn.IterableWrapper(shuffled_loader()))
 
 
 def test_a_pipe_over_nodes_runs_in_the_workers_of_a_loader() -> None:

@@ -25,7 +25,7 @@ class Recorder(tn.BaseNode[Any]):
         self.notes = ""
         self.given: list[Any] = []
         self.loaded: list[Any] = []
-        self.place: int | None = None
+        self.position: int | None = None
         self.calling = threading.Lock()
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
@@ -33,21 +33,21 @@ class Recorder(tn.BaseNode[Any]):
             super().reset(initial_state)
             if initial_state is not None:
                 self.loaded.append(initial_state)
-            self.place = 0 if initial_state is None else initial_state["place"]
+            self.position = 0 if initial_state is None else initial_state["position"]
 
     def next(self) -> Any:
-        assert self.place is not None, "an item was asked for before a reset"
-        with self.called("e" if self.place == self.size else "n"):
-            if self.place == self.size:
+        assert self.position is not None, "an item was asked for before a reset"
+        with self.called("e" if self.position == self.size else "n"):
+            if self.position == self.size:
                 raise StopIteration
-            self.place += 1
-            return self.place - 1
+            self.position += 1
+            return self.position - 1
 
     def get_state(self) -> dict[str, Any]:
-        assert self.place is not None, "a state was asked for before a reset"
+        assert self.position is not None, "a state was asked for before a reset"
         with self.called("g"):
-            self.given.append({"place": self.place})
-            return {"place": self.place}
+            self.given.append({"position": self.position})
+            return {"position": self.position}
 
     def called(self, note: str) -> Any:
         assert self.calling.acquire(blocking=False), "two calls at once"
@@ -95,7 +95,7 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
-def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) -> None:
+def test_every_node_calls_its_sources_as_documented_in_the_guide(inner: str, outer: str) -> None:
     turns = any(name.startswith(TURNING) for name in (inner, outer))
     asks = inner in ASKING or outer in ASKING
 
@@ -138,7 +138,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
 
 
 @pytest.mark.parametrize("name", ASKING)
-def test_nodes_that_read_ahead_ask_for_states_when_the_guide_says(name: str) -> None:
+def test_nodes_that_read_ahead_request_states_as_documented_in_the_guide(name: str) -> None:
     recorder = Recorder()
     with tn.Loader(ASKING[name](recorder)) as loader:
         list(loader)

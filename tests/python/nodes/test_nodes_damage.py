@@ -130,9 +130,9 @@ VALUES = [-1, 0, 1, 2, 7, 10**9, 2**63 - 1, -(10**9), 1.5, "x", None, True, [], 
 
 
 def fields_of(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    if isinstance(state, dict) and not state.keys() & {"place", "pipes"}:
+    if isinstance(state, dict) and not state.keys() & {"position", "pipes"}:
         for key, value in state.items():
-            if not isinstance(value, dict) or "place" not in value:
+            if not isinstance(value, dict) or "position" not in value:
                 yield (*path, key), value
                 yield from fields_of(value, (*path, key))
 

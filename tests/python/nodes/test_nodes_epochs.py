@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import torchdata.nodes as tn
-from going_on import loaded
 from node_sources import CRITERIA, Epochs, numbers, same
-from node_streams import GOING_ON, STREAMS, Draws, Plan, TakesAgain, TakesOnce, Uncheckpointed, goes_on, run
+from node_streams import RESUMING, STREAMS, Draws, Plan, TakesAgain, TakesOnce, Uncheckpointed, resumes, run
+from resumed import loaded
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
@@ -63,7 +63,7 @@ PLANS: list[Plan] = [[None, None, None, None], [2, None, None, None], [1, 3, Non
 def test_every_kind_of_stream_resumes_from_every_position_for_three_epochs(kind: Kind) -> None:
     chance, held = random.Random(kind.__name__), 0
     for number, make in enumerate(GRAPHS.values(), STREAMS.index(kind)):
-        held += goes_on(lambda make=make: make(kind), PLANS[number % len(PLANS)], chance, share=0.07)
+        held += resumes(lambda make=make: make(kind), PLANS[number % len(PLANS)], chance, share=0.07)
     assert held > 100
 
 
@@ -119,7 +119,7 @@ def distributed() -> StatefulDistributedSampler:
 def test_a_stateful_sampler_resumes_in_the_order_of_its_epoch(name: str) -> None:
     wrap = READ_AHEAD.get(name, same)
     for plan in ([None, None, None, None], [2, None, None, None]):
-        assert goes_on(lambda: wrap(tn.SamplerWrapper(distributed(), initial_epoch=4)), plan, random.Random(0), 1.0) > 8
+        assert resumes(lambda: wrap(tn.SamplerWrapper(distributed(), initial_epoch=4)), plan, random.Random(0), 1.0) > 8
     epochs, _ = run(tn.Loader(wrap(tn.SamplerWrapper(distributed()))), [None, 2, None])
     assert [len(items) for items in epochs] == [6, 2, 6]
     assert epochs[0] != epochs[2]
@@ -164,7 +164,7 @@ def test_an_epoch_updater_resumes_with_its_state() -> None:
     def make() -> tn.BaseNode[Any]:
         return tn.SamplerWrapper(Epochs(2), epoch_updater=Doubling())
 
-    assert goes_on(make, [None, None, None, None], random.Random(0), 1.0) > 8
+    assert resumes(make, [None, None, None, None], random.Random(0), 1.0) > 8
     assert [items[0][0] for items in run(tn.Loader(make()), [None] * 4)[0]] == [0, 2, 6, 14]
 
 
@@ -188,7 +188,7 @@ def test_an_epoch_that_fails_at_its_first_item_counts_as_begun(name: str) -> Non
     assert sorted(loader) == [(1, 0), (1, 1)]
 
 
-def test_an_epoch_whose_first_item_is_still_under_way_out_of_order_counts_as_begun() -> None:
+def test_an_epoch_whose_first_item_is_being_sent_out_of_order_counts_as_begun() -> None:
     import threading
 
     opened = threading.Event()
@@ -216,7 +216,7 @@ def test_a_stream_that_was_loaded_and_left_begins_the_next_epoch_from_its_beginn
                 assert [len(items) for items in run(loader, [None, None])[0]] == [5, 5], (kind, position)
 
 
-@pytest.mark.parametrize("kind", [*STREAMS, *GOING_ON])
+@pytest.mark.parametrize("kind", [*STREAMS, *RESUMING])
 @pytest.mark.parametrize("plan", [[2], [1, 1], [3, 0, 1], [None, 1], [4], [None, 4]], ids=str)
 def test_after_abandoned_epochs_a_stream_resumes_where_it_continued(kind: Kind, plan: Plan) -> None:
     def left() -> tn.Loader[Any]:
@@ -234,14 +234,14 @@ class StartsOver(TakesOnce):
     """A stream that is its own iterator. Each call of `__iter__` except the first moves back to the beginning."""
 
     def __iter__(self) -> Any:
-        self.place, self.start = self.start, 0
+        self.position, self.start = self.start, 0
         return self
 
     def __next__(self) -> Any:
-        if self.place == self.size:
+        if self.position == self.size:
             raise StopIteration
-        self.place += 1
-        return self.place - 1
+        self.position += 1
+        return self.position - 1
 
 
 def test_a_loader_calls_iter_once_per_epoch() -> None:
@@ -249,7 +249,7 @@ def test_a_loader_calls_iter_once_per_epoch() -> None:
     assert [list(loader) for _ in range(2)] == [[0, 1, 2, 3]] * 2
 
 
-@pytest.mark.parametrize("kind", [*STREAMS, *GOING_ON])
+@pytest.mark.parametrize("kind", [*STREAMS, *RESUMING])
 @pytest.mark.parametrize("items", [0, 2])
 def test_a_loader_can_be_reset_to_the_beginning_of_an_unread_epoch(kind: Kind, items: int) -> None:
     loader = tn.Loader(tn.IterableWrapper(kind(5)))
@@ -282,10 +282,10 @@ def test_a_loader_can_be_set_back_to_an_earlier_position() -> None:
 
 
 def test_states_of_torchdata_0_11_from_the_beginning_of_an_epoch_give_all_of_it() -> None:
-    for place in (0, 5):  # Position 0 is before the first line of the stream's generator.
+    for index in (0, 5):  # Position 0 is before the first line of the stream's generator.
         for kind in (TakesOnce, TakesAgain):
             loader = tn.Loader(tn.IterableWrapper(kind(5)))
-            loader.load_state_dict({"root": {"_num_yielded": 0, "iterable": {"place": place}}, "num_yielded": 0})
+            loader.load_state_dict({"root": {"_num_yielded": 0, "iterable": {"position": index}}, "num_yielded": 0})
             assert [list(loader), list(loader)] == [[0, 1, 2, 3, 4]] * 2
 
 

@@ -7,8 +7,8 @@ import pytest
 from torch.utils.data import DistributedSampler
 
 import torchdata.nodes as tn
-from going_on import TakesOnce
 from pressing import check_each_call
+from resumed import TakesOnce
 
 # Python cannot raise a KeyboardInterrupt while it deletes a generator, so a warning is emitted and ignored.
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]

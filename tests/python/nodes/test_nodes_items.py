@@ -235,5 +235,5 @@ def test_a_function_cannot_end_the_data_by_accident(workers: int, prebatch: int 
             next(node)
 
 
-def test_a_function_of_lists_calls_one_of_items() -> None:
+def test_a_function_of_lists_calls_a_function_of_items() -> None:
     assert MapOverBatch(str)([1, 2]) == ["1", "2"]

@@ -72,7 +72,7 @@ def test_a_length_that_raises_another_error_counts_as_unknown() -> None:
     assert list(loader) == [0, 1, 2]
 
 
-def test_a_length_stays_that_of_a_whole_epoch_after_a_load_and_in_the_middle() -> None:
+def test_the_length_is_the_length_of_a_whole_epoch_after_a_load_and_in_the_middle() -> None:
     loader = tn.Loader(tn.Batcher(numbers(9), 2))
     next(iter(loader))
     state = loader.state_dict()
@@ -89,7 +89,7 @@ def test_nodes_and_loaders_without_items_are_true() -> None:
     assert len(tn.Loader(numbers(0))) == 0
 
 
-def test_a_node_of_a_user_has_the_length_that_it_says() -> None:
+def test_a_node_of_a_user_has_the_length_that_its_len_method_returns() -> None:
     class Sized(tn.BaseNode[int]):
         def __len__(self) -> int:
             return 7

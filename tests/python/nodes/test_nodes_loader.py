@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from going_on import loaded
-from node_sources import Epochs, Places, numbers
+from node_sources import Epochs, Positions, numbers
+from resumed import loaded
 from torchdata.nodes import IterableWrapper, Loader, Prefetcher, SamplerWrapper, Stateful
 from torchdata.nodes.loader import LoaderIterator
 
@@ -83,15 +83,15 @@ def test_has_next_takes_no_item() -> None:
 
 
 def test_a_stateful_iterable_is_restored_by_its_own_state() -> None:
-    assert isinstance(Places(1), Stateful)
-    loader = Loader(IterableWrapper(Places(4)))
+    assert isinstance(Positions(1), Stateful)
+    loader = Loader(IterableWrapper(Positions(4)))
     iterator = iter(loader)
     assert [next(iterator), next(iterator)] == [1, 2]
     state = loader.state_dict()
-    assert state["root"] == {"_num_yielded": 2, "iterable": {"place": 2}}
-    places = Places(4)
-    assert list(loaded(Loader(IterableWrapper(places)), state)) == [3, 4]
-    assert places.begun == 0
+    assert state["root"] == {"_num_yielded": 2, "iterable": {"position": 2}}
+    positions = Positions(4)
+    assert list(loaded(Loader(IterableWrapper(positions)), state)) == [3, 4]
+    assert positions.begun == 0
 
 
 def test_data_that_has_become_shorter_than_the_state_raises_an_error() -> None:

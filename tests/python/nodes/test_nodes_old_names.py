@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from going_on import loaded
 from node_sources import numbers
+from resumed import loaded
 from torchdata.nodes import Header, Loader, MultiNodeWeightedSampler, StopCriteria
 from torchdata.nodes.constants import QUEUE_TIMEOUT
 from torchdata.nodes.exception_wrapper import StartupExceptionWrapper
@@ -48,15 +48,15 @@ def test_choices_follow_from_seed_rank_and_epoch_and_resume_from_a_state() -> No
 
 class Alternating(MultiNodeWeightedSampler[Any]):
     class Turns:
-        def __init__(self, names: list[str], place: int) -> None:
-            self.names, self.place = names, place
+        def __init__(self, names: list[str], position: int) -> None:
+            self.names, self.position = names, position
 
         def __next__(self) -> str:
-            self.place += 1
-            return self.names[(self.place - 1) % len(self.names)]
+            self.position += 1
+            return self.names[(self.position - 1) % len(self.names)]
 
         def state_dict(self) -> dict[str, Any]:
-            return {"place": self.place}
+            return {"position": self.position}
 
     def _validate(self) -> None:
         super()._validate()
@@ -64,8 +64,8 @@ class Alternating(MultiNodeWeightedSampler[Any]):
             raise ValueError("too many")
 
     def _get_new_weighted_sampler(self, initial_state: dict[str, Any] | None = None) -> Any:
-        state = {"place": 0} if initial_state is None else initial_state[self.WEIGHTED_SAMPLER_STATE_KEY]
-        return self.Turns(self.dataset_names, state["place"])
+        state = {"position": 0} if initial_state is None else initial_state[self.WEIGHTED_SAMPLER_STATE_KEY]
+        return self.Turns(self.dataset_names, state["position"])
 
 
 def test_a_subclass_of_the_weighted_sampler_checks_and_chooses_in_its_own_way() -> None:
@@ -168,9 +168,9 @@ def test_a_snapshot_is_found_by_its_version_and_older_ones_are_dropped() -> None
 
 def test_the_snapshot_of_the_beginning_is_waited_for() -> None:
     store = QueueSnapshotStore()
-    thread = threading.Thread(target=store.append_initial_snapshot, args=({"place": 0},))
+    thread = threading.Thread(target=store.append_initial_snapshot, args=({"position": 0},))
     thread.start()
-    assert store.get_initial_snapshot(thread, timeout=20) == {"place": 0}
+    assert store.get_initial_snapshot(thread, timeout=20) == {"position": 0}
     thread.join()
     with pytest.raises(RuntimeError, match="did not come: its thread has ended"):
         store.get_initial_snapshot(ended(), timeout=20)
@@ -178,7 +178,7 @@ def test_the_snapshot_of_the_beginning_is_waited_for() -> None:
         store.get_initial_snapshot(threading.main_thread(), timeout=0.1)
 
 
-def test_an_error_that_arrives_in_place_of_the_snapshot_is_raised() -> None:
+def test_an_error_that_arrives_instead_of_the_snapshot_is_raised() -> None:
     store = QueueSnapshotStore()
     try:
         raise KeyError("at the start")

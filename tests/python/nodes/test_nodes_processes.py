@@ -35,7 +35,7 @@ def with_pid(number: int) -> tuple[int, int]:
     return number, os.getpid()
 
 
-def dies_at_three(number: int) -> int:
+def exits_at_three(number: int) -> int:
     if number == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     return number
@@ -87,7 +87,7 @@ def test_an_error_is_raised_at_its_position_with_the_traceback_and_name_of_its_p
     node.shutdown()
 
 
-def test_an_item_or_result_that_does_not_pickle_is_an_error_in_its_place() -> None:
+def test_an_item_or_result_that_cannot_be_pickled_raises_an_error_in_its_turn() -> None:
     items: Any = IterableWrapper([1, threading.Lock(), 3, 4])
     function = lambda item: threading.Lock() if item == 3 else item  # noqa: E731
     node = ParallelMapper(items, function, 1, method="process", multiprocessing_context="fork")
@@ -109,7 +109,7 @@ def test_a_function_that_cannot_be_pickled_raises_an_error_that_names_the_remedy
 
 @pytest.mark.parametrize(
     ("function", "how", "code"),
-    [(dies_at_three, "was killed by SIGKILL", -signal.SIGKILL), (ExitsAt(3), "exited with code 7", 7)],
+    [(exits_at_three, "was killed by SIGKILL", -signal.SIGKILL), (ExitsAt(3), "exited with code 7", 7)],
 )
 def test_an_error_names_a_process_that_exits_and_a_reset_starts_new_ones(function: Any, how: str, code: int) -> None:
     node = over_processes(function, 8, workers=1)
@@ -189,12 +189,12 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("body", ["sys.exit(0)", "os.kill(os.getpid(), 9)", "list(iterator)"])
 def test_the_processes_end_with_the_program_however_it_ends(body: str, tmp_path: Path) -> None:
-    path, told = tmp_path / "program.py", tmp_path / "pids"
+    path, pid_file = tmp_path / "program.py", tmp_path / "pids"
     path.write_text(PROGRAM.replace("BODY", body))
-    program = rank_forkserver.ForkedProgram([str(path), str(told)], dict(os.environ))
+    program = rank_forkserver.ForkedProgram([str(path), str(pid_file)], dict(os.environ))
     try:
-        wait_for(told.exists)
-        pids = [int(pid) for pid in told.read_text().split()]
+        wait_for(pid_file.exists)
+        pids = [int(pid) for pid in pid_file.read_text().split()]
         assert pids
         if body == "list(iterator)":
             program.send_signal(signal.SIGINT)

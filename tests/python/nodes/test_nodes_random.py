@@ -21,6 +21,6 @@ SEEDS = [*(range(first, first + 2) for first in (1, 11, 91)), range(973_676, 973
 @pytest.mark.parametrize("seeds", SEEDS, ids=str)
 def test_random_graphs_resume_exactly_from_their_states_in_new_processes(judge: NodesJudge, seeds: range) -> None:
     verdicts = [judge.judge(seed) for seed in seeds]
-    wrong = [f"seed {one.seed}: {one.words}: {one.told}" for one in verdicts if one.told]
+    wrong = [f"seed {one.seed}: {one.words}: {one.shown}" for one in verdicts if one.shown]
     assert not wrong, "\n".join(wrong)
     assert judge.positions > len(seeds)

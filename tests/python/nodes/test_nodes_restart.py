@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dying import Dying
+from exiting import Exiting
 from hanging import ClockOfHangs, Hanging
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, _processes
@@ -27,10 +27,10 @@ squares = [number * number for number in range(20)]
 @pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_worker_exits_do_not_change_the_items(tmp_path: Path, method: str) -> None:
-    deaths = {3: 1, 4: 2, 13: 1}
-    loader = Loader(mapper(Dying(tmp_path, deaths), multiprocessing_context=method))
+    exits = {3: 1, 4: 2, 13: 1}
+    loader = Loader(mapper(Exiting(tmp_path, exits), multiprocessing_context=method))
     assert list(loader) == squares
-    assert len(list(tmp_path.iterdir())) == sum(deaths.values())
+    assert len(list(tmp_path.iterdir())) == sum(exits.values())
     assert list(loader) == squares
     loader.root.shutdown()
 
@@ -38,7 +38,7 @@ def test_worker_exits_do_not_change_the_items(tmp_path: Path, method: str) -> No
 @pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
 @pytest.mark.parametrize("options", [{"in_order": False}, {"prebatch": 3}, {"workers": 1}])
 def test_no_item_is_lost_out_of_order_or_in_batches(tmp_path: Path, options: dict[str, Any]) -> None:
-    node = mapper(Dying(tmp_path, dict.fromkeys(range(0, 20, 4), 1)), **options)
+    node = mapper(Exiting(tmp_path, dict.fromkeys(range(0, 20, 4), 1)), **options)
     assert sorted(Loader(node)) == squares
     node.shutdown()
 
@@ -66,7 +66,7 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Path) -> None:
-    node = mapper(Dying(tmp_path, {3: 1, 4: 1}))
+    node = mapper(Exiting(tmp_path, {3: 1, 4: 1}))
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         assert list(Loader(node)) == squares

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler
 
-from dying import Dying
+from exiting import Exiting
 from families import Mapped
 from process_checks import nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper, SamplerWrapper
@@ -66,18 +66,18 @@ def test_the_main_process_draws_the_same_numbers_as_without_processes() -> None:
     assert orders[0] == orders[1]
 
 
-class DrawsAndDies:
+class DrawsAndExits:
     def __init__(self, folder: Path) -> None:
-        self.dying = Dying(folder, {3: 1})
+        self.exiting = Exiting(folder, {3: 1})
 
     def __call__(self, item: int) -> tuple[float, float, float]:
-        self.dying(item)
+        self.exiting(item)
         return draw(item)
 
 
 @pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
 def test_a_process_that_replaces_another_does_not_repeat_its_numbers(tmp_path: Path) -> None:
-    node = mapper(IterableWrapper(range(8)), DrawsAndDies(tmp_path), 1, on_worker_exit="restart")
+    node = mapper(IterableWrapper(range(8)), DrawsAndExits(tmp_path), 1, on_worker_exit="restart")
     with Loader(node) as loader:
         came = list(loader)
     assert len(list(tmp_path.iterdir())) == 1

@@ -17,12 +17,12 @@ CRITERIA = [
 
 
 def modelled(sizes: dict[str, int], choices: Iterator[str], criterion: str, most: int) -> list[tuple[str, int]]:
-    place, ended, found = dict.fromkeys(sizes, 0), set[str](), []
+    position, ended, found = dict.fromkeys(sizes, 0), set[str](), []
     while len(found) < most:
         name = next(choices)
         if criterion == tn.StopCriteria.ALL_DATASETS_EXHAUSTED and name in ended:
             continue
-        if place[name] == sizes[name]:
+        if position[name] == sizes[name]:
             ended.add(name)
             if criterion == tn.StopCriteria.FIRST_DATASET_EXHAUSTED:
                 break
@@ -30,9 +30,9 @@ def modelled(sizes: dict[str, int], choices: Iterator[str], criterion: str, most
                 break
             if criterion == tn.StopCriteria.ALL_DATASETS_EXHAUSTED:
                 continue
-            place[name] = 0
-        found.append((name, place[name]))
-        place[name] += 1
+            position[name] = 0
+        found.append((name, position[name]))
+        position[name] += 1
     return found
 
 

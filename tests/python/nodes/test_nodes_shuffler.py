@@ -61,7 +61,7 @@ def test_the_order_is_random_within_the_buffer_and_follows_from_the_seed() -> No
     first = list(loader)
     assert sorted(first) == list(range(100))
     assert first != list(range(100))
-    assert all(number - place <= 10 for place, number in enumerate(first))
+    assert all(number - index <= 10 for index, number in enumerate(first))
     assert list(loader) == first
     assert list(tn.Loader(tn.Shuffler(numbers(100), 10, seed=2))) != first
     unseeded = tn.Loader(tn.Shuffler(numbers(100), 10))
@@ -91,7 +91,7 @@ def test_items_in_the_buffer_outlive_an_error_of_the_source() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "text"),
     [
         ({"buffer_size": 9}, "'buffer_size'"),
         ({"rng_state": [3, [1, 2], None]}, "'rng_state'"),
@@ -100,13 +100,13 @@ def test_items_in_the_buffer_outlive_an_error_of_the_source() -> None:
         ({"store_buffer": False, "num_yielded": 50}, "its source has only"),
     ],
 )
-def test_a_damaged_state_of_a_shuffler_is_refused_by_the_name_of_the_field(change: dict[str, Any], said: str) -> None:
+def test_a_damaged_state_of_a_shuffler_is_refused_by_the_name_of_the_field(change: dict[str, Any], text: str) -> None:
     loader = tn.Loader(tn.Shuffler(numbers(17), 5))
     next(iter(loader))
     state = copy.deepcopy(loader.state_dict())
     state["root"] |= change
     loader.load_state_dict(state)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=text):
         iter(loader)
 
 
@@ -129,7 +129,7 @@ def test_a_batch_that_cannot_be_collated_is_described_with_the_remedy(items: lis
     assert note in caught.value.__notes__[0]
 
 
-def test_a_batch_whose_collating_was_interrupted_is_delivered_again() -> None:
+def test_a_batch_is_delivered_after_an_interrupt_of_its_collation() -> None:
     def interrupted(batch: list[int], calls: list[int] = []) -> tuple[int, ...]:  # noqa: B006
         calls.append(1)
         if len(calls) == 2:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dying import Dying
+from exiting import Exiting
 from process_checks import ExitsAt, nothing_is_left  # noqa: F401 - a fixture for all tests here
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.nodes import BaseNode, IterableWrapper, Loader, ParallelMapper, _processes
@@ -58,7 +58,7 @@ class Drawn(BaseNode[Any]):
         return {"drawn": self.drawn, "left": self.left}
 
 
-def test_small_items_go_together_and_large_or_mutable_ones_do_not(together: list[int]) -> None:
+def test_small_items_are_sent_together_and_large_or_mutable_ones_are_not(together: list[int]) -> None:
     node = mapper(range(2 * MANY), abs)
     assert list(node) == list(range(2 * MANY))
     assert max(together) > 8
@@ -71,7 +71,7 @@ def test_small_items_go_together_and_large_or_mutable_ones_do_not(together: list
     node.shutdown()
 
 
-def test_no_item_waits_for_others_to_go_with() -> None:
+def test_no_item_waits_for_others_to_be_sent_together() -> None:
     came = threading.Semaphore(0)
 
     class Hesitant(Drawn):
@@ -180,15 +180,15 @@ def results_of(iterator: Any, count: int = 10 * MANY) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
-@pytest.mark.parametrize(("in_order", "deaths"), [(True, {}), (True, {9: 1, MANY + 9: 2, 2 * MANY: 1}), (False, {})])
+@pytest.mark.parametrize(("in_order", "exits"), [(True, {}), (True, {9: 1, MANY + 9: 2, 2 * MANY: 1}), (False, {})])
 def test_a_run_resumes_among_many_items_as_if_never_stopped(
-    in_order: bool, deaths: dict[int, int], tmp_path: Path
+    in_order: bool, exits: dict[int, int], tmp_path: Path
 ) -> None:
-    dying = Dying(tmp_path, deaths)
+    exiting = Exiting(tmp_path, exits)
 
     def call(item: Any) -> int:
         number = item[0] if isinstance(item, list) else item
-        dying(number)
+        exiting(number)
         if number % 401 == 0:
             raise KeyError(number)
         return -int(number)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from counted_causes import CAUSES, stats_of
-from going_on import loaded
+from resumed import loaded
 from torchdata._observe.stats.diagnosis import diagnose
 from torchdata._observe.stats.model import NODES, LoaderStats, PipeStats
-from torchdata._users_code import place_of
+from torchdata._users_code import code_location
 from torchdata.nodes import BaseNode, Batcher, IterableWrapper, Loader, Mapper, ParallelMapper, Prefetcher, Unbatcher
 
 
@@ -50,9 +50,9 @@ def test_each_node_is_counted_with_the_users_function_and_its_line() -> None:
         count = 12 * epoch
         assert rows_of(loader) == {
             "IterableWrapper": (None, None, count),
-            "ParallelMapper(decode)": (place_of(decode.__code__), count, count),
+            "ParallelMapper(decode)": (code_location(decode.__code__), count, count),
             "Prefetcher": (None, count, 0),  # The statistics do not time the reads of a user-defined node.
-            "Passing": (place_of(Passing.next.__code__), 0, count),
+            "Passing": (code_location(Passing.next.__code__), 0, count),
             "Batcher": (None, count, 3 * epoch),
             "Unbatcher": (None, 3 * epoch, count),
             NODES: (None, count, count),

@@ -347,10 +347,10 @@ def test_abandoning_an_epoch_does_not_wait_endlessly_for_a_slow_source(monkeypat
 def test_a_forked_child_gets_an_error_about_the_threads_of_its_parent_and_may_reset() -> None:
     node = tn.Prefetcher(Gate(closed_at=-1), 2)
     assert next(node) == 0
-    said = f"the threads of Prefetcher run in process {os.getpid()}, and this process is a forked child of it: begin "
+    text = f"the threads of Prefetcher run in process {os.getpid()}, and this process is a forked child of it: begin "
 
     def check() -> None:
-        with pytest.raises(RuntimeError, match=said + "a new iteration in the child"):
+        with pytest.raises(RuntimeError, match=text + "a new iteration in the child"):
             for _ in range(5):  # Some calls return items that were read before the fork.
                 next(node)
         node.reset()

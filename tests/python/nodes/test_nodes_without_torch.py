@@ -21,7 +21,7 @@ print(list(IterableWrapper([1]).map(str)))
 """
 
 
-def test_without_torch_the_import_says_what_to_install_and_the_other_packages_work() -> None:
+def test_without_torch_the_import_names_what_to_install_and_the_other_packages_work() -> None:
     remedy = "needs PyTorch, which is not installed; install it with `pip install 'torch>=2.6'`"
     assert output_of(PROGRAM).splitlines() == [
         "set()",

@@ -36,7 +36,7 @@ def test_the_demo_trains_survives_a_killed_worker_and_resumes(tmp_path: Path) ->
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()} == written
 
 
-def test_without_torch_the_bench_says_that_there_is_nothing_to_compare_with(
+def test_without_torch_the_bench_reports_that_there_is_nothing_to_compare_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     needs("sklearn", "the demo learns with it")

@@ -23,7 +23,7 @@ RECIPE = text_of("conda/recipe.yaml")
 RELEASE = text_of(".github/workflows/release.yml")
 
 
-def test_version_license_and_requirements_of_the_conda_recipe_are_those_of_the_project() -> None:
+def test_version_license_and_requirements_of_the_conda_recipe_match_the_project() -> None:
     manifest = tomllib.loads(text_of("Cargo.toml"))
     assert re.findall(r'^  version: "(.+)"$', RECIPE, re.M) == [manifest["workspace"]["package"]["version"]]
     assert re.findall(r"^  license: (.+)$", RECIPE, re.M) == [PROJECT["license"]]
@@ -46,12 +46,12 @@ def test_the_wheel_named_torchdata_contains_no_module_and_requires_exactly_this_
     with zipfile.ZipFile(name_wheel.build(tmp_path)) as wheel:
         files = {Path(name).name: wheel.read(name).decode() for name in wheel.namelist()}
         assert all(".dist-info/" in name for name in wheel.namelist())
-    told = message_from_string(files["METADATA"])
+    metadata = message_from_string(files["METADATA"])
     own = torchdata.__version__.partition("+rs.")[2]
     assert own
-    assert told["Name"] == "torchdata"
-    assert told["Requires-Dist"] == f"torchdata-rs=={own}"
-    assert told["Version"] == f"{name_wheel.API}+rs.{own}"
+    assert metadata["Name"] == "torchdata"
+    assert metadata["Requires-Dist"] == f"torchdata-rs=={own}"
+    assert metadata["Version"] == f"{name_wheel.API}+rs.{own}"
 
 
 @pytest.mark.parametrize(("text", "before"), [(RELEASE, "upload-artifact"), (text_of("Makefile"), "clean:")])

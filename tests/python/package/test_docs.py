@@ -213,8 +213,8 @@ def test_the_examples_of_a_page_print_what_it_shows(page: Path, tmp_path: Path) 
         if any(re.search(rf"^ *(import|from) {package}\b", one.block.code, re.M) for one in examples):
             needs(package, f"{page.name} shows how to use it")
     for example, printed in zip(examples, doc_blocks.printed(page, tmp_path), strict=True):
-        place = f"{page}, line {example.block.line}"
-        assert doctest.OutputChecker().check_output(example.shown, printed, doctest.ELLIPSIS), f"{place}: {printed}"
+        location = f"{page}, line {example.block.line}"
+        assert doctest.OutputChecker().check_output(example.shown, printed, doctest.ELLIPSIS), f"{location}: {printed}"
 
 
 @each_page

@@ -37,7 +37,7 @@ def test_every_example_is_run_here() -> None:
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_an_example_learns(name: str) -> None:
+def test_an_example_learns_to_recognize_digits(name: str) -> None:
     needs("mpi4py" if "mpi" in name else "torch", reason=f"{name} needs it")
     printed = LAUNCHERS[name](EXAMPLES / name)
     accuracies = [float(found) for found in re.findall(r"([\d.]+)% of the test digits", printed)]

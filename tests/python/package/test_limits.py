@@ -26,7 +26,7 @@ def test_the_page_has_the_numbers_of_the_code() -> None:
 
 
 @pytest.mark.skipif(PORTABLE, reason="the fallback keeps the descriptors by which it reserves room")
-def test_main_holds_as_many_descriptors_for_each_worker_as_the_page_says() -> None:
+def test_main_holds_the_documented_number_of_descriptors_for_each_worker() -> None:
     held_for(1)  # Some files are opened only once per process, by the first loader.
     each, rest = divmod(held_for(6) - held_for(2), 4)
     assert f"| open file descriptors in the main process (Linux) | {each} per worker, plus " in PAGE.read_text()

@@ -20,7 +20,7 @@ FIRST_VERSION = {
         (FIRST_VERSION, 2),
     ],
 )
-def test_processors_are_those_of_the_affinity_and_the_control_group(files, cores, monkeypatch):
+def test_processors_are_counted_by_the_affinity_and_the_control_group(files, cores, monkeypatch):
     monkeypatch.setattr(machine, "read", lambda path: files.get(path, ""))
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     assert machine.cores() == cores

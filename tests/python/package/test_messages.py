@@ -261,16 +261,16 @@ def test_a_message_holds_the_fragment_that_old_code_matches(row: tuple[Any, ...]
 
 
 @pytest.mark.parametrize("reader", ["pipe", "worker of torch"])
-def test_a_file_that_is_not_made_in_time_is_an_on_disk_cache_exception(reader: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_written_in_time_raises_an_on_disk_cache_exception(reader: str, tmp_path: Path) -> None:
     pipe: Any = cached(tmp_path, "a", timeout=0.1)
     if reader != "pipe":
         data = pytest.importorskip("torch.utils.data", reason="this is about torch's DataLoader")
         pipe = data.DataLoader(pipe, batch_size=None, num_workers=1)
-    begun, go_on = threading.Event(), threading.Event()
+    begun, release = threading.Event(), threading.Event()
 
     def make(path: str) -> tuple[str, bytes]:
         begun.set()
-        assert go_on.wait(120)
+        assert release.wait(120)
         return path, b""
 
     with ThreadPoolExecutor(1) as threads:
@@ -280,4 +280,4 @@ def test_a_file_that_is_not_made_in_time_is_an_on_disk_cache_exception(reader: s
             with pytest.raises(Exception, match="OnDiskCache Exception"):
                 list(pipe)
         finally:
-            go_on.set()
+            release.set()

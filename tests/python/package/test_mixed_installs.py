@@ -48,13 +48,13 @@ def test_a_package_whose_front_door_upstream_has_replaced_warns_and_names_the_re
     try:
         upstream = "" if version == "without a version" else f"__version__ = {version!r}"
         (site / "torchdata" / "__init__.py").write_text(upstream)
-        said = warnings_of(site, *packages)
+        message = warnings_of(site, *packages)
     finally:
         (site / "torchdata" / "__init__.py").write_text(ours)
     for package in packages:
-        assert f"torchdata.{package} belongs to torchdata-rs {torchdata.__version__}" in said
-    assert f"`import torchdata` found torchdata {version}:" in said
-    assert "pip install --force-reinstall --no-deps" in said
+        assert f"torchdata.{package} belongs to torchdata-rs {torchdata.__version__}" in message
+    assert f"`import torchdata` found torchdata {version}:" in message
+    assert "pip install --force-reinstall --no-deps" in message
 
 
 def test_two_distributions_in_one_folder_are_named_when_the_package_is_imported(site: Path) -> None:
@@ -64,8 +64,8 @@ def test_two_distributions_in_one_folder_are_named_when_the_package_is_imported(
         without_files.mkdir()
         assert "side by side" not in warnings_of(site)
         beside.mkdir()
-        said = warnings_of(site)
+        message = warnings_of(site)
     finally:
         without_files.rmdir()
         beside.rmdir()
-    assert "<string>:1: UserWarning: the distributions torchdata 0.11.0 and torchdata-rs" in said
+    assert "<string>:1: UserWarning: the distributions torchdata 0.11.0 and torchdata-rs" in message

@@ -89,7 +89,7 @@ def projects_tests(folder: Path, **environment: str) -> subprocess.CompletedProc
     return run_python("-m", "unittest", "test_reviews", folder=folder, **environment)
 
 
-def test_a_projects_tests_put_a_check_of_their_own_in_place_of_that_of_cached_files(tmp_path: Path) -> None:
+def test_a_projects_tests_replace_the_check_of_cached_files_by_their_own(tmp_path: Path) -> None:
     done = projects_tests(tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Ran 3 tests" in done.stderr

@@ -31,13 +31,13 @@ def test_an_old_module_exports_names_that_have_moved(old: str) -> None:
     assert module.__all__ == [name for name in homes if name not in private]
 
 
-def test_a_name_that_an_old_module_did_not_have_is_an_attribute_error_that_names_the_new_place() -> None:
+def test_an_unknown_name_in_an_old_module_raises_an_attribute_error_with_the_new_module() -> None:
     module = importlib.import_module("torchdata.datapipes.iter.util.cycler")
     with pytest.raises(AttributeError, match=r"'nothing'; its names are in torchdata\.datapipes\.iter$"):
         _ = module.nothing
 
 
-def test_a_module_named_like_a_function_can_be_called_in_its_place() -> None:
+def test_a_module_named_like_a_function_can_be_called_like_the_function() -> None:
     code = (
         "import torchdata.datapipes.utils.janitor, torchdata.datapipes.utils as utils, io\n"
         "stream = utils.StreamWrapper(io.BytesIO()); utils.janitor(stream); print(stream.closed)\n"
@@ -74,12 +74,12 @@ def test_a_name_that_old_code_imports_or_patches_is_there_and_can_be_patched(nam
         return getattr(importlib.import_module(module), attribute)
 
     before = now()
-    with patch(name) as stand_in:
-        assert now() is stand_in
+    with patch(name) as placeholder:
+        assert now() is placeholder
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(name, "another")
             assert now() == "another"
-        assert now() is stand_in
+        assert now() is placeholder
     assert now() is before
 
 
@@ -110,7 +110,7 @@ def test_the_state_of_a_loader_is_made_by_a_patched_serialize_datapipe() -> None
         assert DataLoader2(IterableWrapper([0])).state_dict()["serialized_datapipe"] == b"bytes"
 
 
-def test_wrappers_for_pickling_are_the_pipes_in_them() -> None:
+def test_a_pickled_wrapper_is_restored_as_its_pipe() -> None:
     number = 2
     pipe = IterableWrapper(range(3)).map(lambda n: n * number).set_length(3)
     wrapped = pickle.loads(pickle.dumps(attach_wrapper(pipe)))
@@ -124,7 +124,7 @@ def test_wrappers_for_pickling_are_the_pipes_in_them() -> None:
         len(attach_wrapper(IterableWrapper("abc").filter(str)))
 
 
-def test_the_old_generator_draws_from_the_new_one_and_says_so() -> None:
+def test_the_old_generator_draws_from_the_new_one_with_a_warning() -> None:
     from torchdata.dataloader2.random._philox import PhiloxEngine
 
     with pytest.warns(DeprecationWarning, match="use torchdata.dataloader2.random.SeedGenerator"):

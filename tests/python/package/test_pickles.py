@@ -67,7 +67,7 @@ def test_public_classes_belong_to_the_package_that_exports_them(package: Any) ->
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_pickles_and_states_name_public_places_alone(row: Row) -> None:
+def test_pickles_and_states_contain_only_public_module_names(row: Row) -> None:
     pipe = built(row)
     pickled = []
     for what in (lambda: pickle.dumps(pipe), lambda: pickle.dumps(save_state(pipe))):

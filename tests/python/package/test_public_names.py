@@ -53,7 +53,7 @@ def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
     if wanted is None or found is None:
         return ""
     kinds = {one.kind for one in found}
-    places = {one.name: place for place, one in enumerate(found)}
+    indices = {one.name: index for index, one in enumerate(found)}
     last, names = -1, set()
     for entry in wanted:
         if entry.startswith("*"):
@@ -63,17 +63,17 @@ def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
             continue
         name, is_optional, _ = entry.partition("=")
         names.add(name)
-        if name not in places:
+        if name not in indices:
             if Parameter.VAR_KEYWORD in kinds:
                 continue
             return f"lacks {name!r}"
-        one = found[places[name]]
+        one = found[indices[name]]
         if is_optional and one.default is Parameter.empty:
             return f"demands {name!r}, which is optional there"
         if one.kind in _POSITIONAL:
-            if places[name] < last:
+            if indices[name] < last:
                 return f"has {name!r} in another place"
-            last = places[name]
+            last = indices[name]
     demanded = [one.name for one in found if one.default is Parameter.empty and one.kind not in _VARIADIC]
     return "".join(f"demands {name!r}, which is not there" for name in demanded if name not in names)
 
@@ -94,8 +94,8 @@ def problems(owner: Any, name: str, entry: dict[str, Any]) -> Iterator[str]:
             else:
                 yield f"{name}.{method} is missing"
     for suffix, wanted, ours in checks:
-        if said := difference(wanted, ours):
-            yield f"{name}{suffix} {said}"
+        if problem := difference(wanted, ours):
+            yield f"{name}{suffix} {problem}"
 
 
 MODULES = [(module, names) for release in RELEASES for module, names in release["modules"].items() if names]
@@ -110,7 +110,7 @@ def imported(module: str) -> Any:
 @pytest.mark.parametrize(("module", "names"), MODULES, ids=[module for module, _ in MODULES])
 def test_the_names_of_a_public_module_are_there_and_take_the_same_arguments(module: str, names: dict[str, Any]) -> None:
     owner = imported(module)
-    assert [said for name, entry in names.items() for said in problems(owner, name, entry)] == []
+    assert [problem for name, entry in names.items() for problem in problems(owner, name, entry)] == []
 
 
 @pytest.mark.parametrize(("kind", "base"), [("iter", IterDataPipe), ("map", MapDataPipe)])
@@ -123,8 +123,8 @@ def test_every_functional_form_is_there_and_takes_the_same_arguments(kind: str, 
         form = base.functions[name]
         made = getattr(form, "__wrapped__", form)
         found = constructor(made) if isinstance(made, type) else parameters(made, bound=False)
-        if said := difference(entry.get("params"), found[1:] if found else found):
-            wrong.append(f"{name} {said}")
+        if problem := difference(entry.get("params"), found[1:] if found else found):
+            wrong.append(f"{name} {problem}")
     assert wrong == []
 
 
@@ -134,9 +134,9 @@ def test_private_names_that_old_code_imports_are_there(module: str) -> None:
     assert [name for name in PRIVATE[module] if not hasattr(owner, name)] == []
 
 
-@pytest.mark.parametrize("place", PRIVATE_MEMBERS)
-def test_private_members_that_old_code_uses_are_there(place: str) -> None:
-    module, _, name = place.partition(":")
+@pytest.mark.parametrize("qualified", PRIVATE_MEMBERS)
+def test_private_members_that_old_code_uses_are_there(qualified: str) -> None:
+    module, _, name = qualified.partition(":")
     kind = getattr(importlib.import_module(module), name)
     made = kind if name == "IterDataPipe" else kind(IterDataPipe())
-    assert [member for member in PRIVATE_MEMBERS[place] if not hasattr(made, member)] == []
+    assert [member for member in PRIVATE_MEMBERS[qualified] if not hasattr(made, member)] == []

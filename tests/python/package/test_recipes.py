@@ -52,9 +52,9 @@ def test_lightning_and_the_trainer_of_transformers_take_their_loaders_from_the_r
     needs("lightning", reason="a recipe is for it")
     needs("transformers", reason="a recipe is for it")
     both = block("recipes/training.md", "lightning.Trainer") + block("recipes/training.md", "MyTrainer")
-    goes_on = block("guides/checkpoints.md", "import lightning")
-    goes_on = f"{blocks('guides/checkpoints.md')[0]}import os, tempfile\n{goes_on}print('it went on')\n"
-    printed = run(both + goes_on, tmp_path)
+    resuming = block("guides/checkpoints.md", "import lightning")
+    resuming = f"{blocks('guides/checkpoints.md')[0]}import os, tempfile\n{resuming}print('it went on')\n"
+    printed = run(both + resuming, tmp_path)
     assert re.findall(r"(\d+) steps", printed) == ["16", "8"]
     assert "it went on" in printed
 

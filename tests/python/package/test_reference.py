@@ -30,7 +30,7 @@ def parameters_of(value: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PUBLIC)
-def test_a_public_docstring_says_what_the_object_does_names_its_parameters_and_shows_an_example(name: str) -> None:
+def test_a_public_docstring_has_a_summary_all_parameters_and_an_example(name: str) -> None:
     value = PUBLIC[name]
     summary, _, rest = inspect.cleandoc(value.__doc__ or "").partition("\n")
     assert summary.strip(), f"{name} has no docstring of its own"

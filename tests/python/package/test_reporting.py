@@ -142,7 +142,7 @@ def test_the_environment_turns_all_frames_on():
             assert fewest <= printed.count(OURS) <= most
 
 
-def place_in(error):
+def where_in(error):
     (note,) = [note for note in error.__notes__ if note.startswith("This exception was raised while")]
     return note.removeprefix("This exception was raised while ")
 
@@ -151,7 +151,7 @@ def test_one_note_names_the_pipe_its_function_its_position_and_the_item():
     with loader(pipeline(), 1) as dl:
         for each in (pipeline(), dl):
             error = failure_of(each, ValueError)
-            assert place_in(error) == "Mapper(decode) (3rd of 7 pipes, after Shuffler) made its 18th item."
+            assert where_in(error) == "Mapper(decode) (3rd of 7 pipes, after Shuffler) made its 18th item."
             assert "".join(traceback.format_exception(error)).count("This exception was raised while") == 1
 
 
@@ -159,7 +159,7 @@ def test_an_error_of_the_dispatching_process_names_its_position_there_and_passes
     failing = IterableWrapper(range(20)).map(decode).sharding_round_robin_dispatch(MULTIPROCESSING)
     with loader(failing.batch(3), 2) as dl:
         error = failure_of(dl, ValueError)
-    assert place_in(error) == "Mapper(decode) (2nd of 3 pipes, after IterableWrapper) made its 18th item."
+    assert where_in(error) == "Mapper(decode) (2nd of 3 pipes, after IterableWrapper) made its 18th item."
     assert str(error).count("Original Traceback") == 1
 
 
@@ -173,10 +173,10 @@ def test_the_note_on_a_data_set_names_the_index_that_it_was_asked_for(workers):
     ):
         with build() as dl:
             dl.seed(1)
-            assert re.search(r" made its \d+(st|nd|rd|th) item, of index 17\.$", place_in(failure_of(dl, ValueError)))
+            assert re.search(r" made its \d+(st|nd|rd|th) item, of index 17\.$", where_in(failure_of(dl, ValueError)))
     pipe = SequenceWrapper(images, deepcopy=False)
     for each in (pipe.shuffle().set_seed(1), pipe.sample_by([3, 17]), pipe.to_iter_datapipe(indices=[1, 17])):
-        assert place_in(failure_of(each.batch(2), ValueError)).endswith(" item, of index 17.")
+        assert where_in(failure_of(each.batch(2), ValueError)).endswith(" item, of index 17.")
 
 
 def test_an_error_after_the_workers_is_described_in_the_plural():
@@ -185,7 +185,7 @@ def test_an_error_after_the_workers_is_described_in_the_plural():
         next(iterator)
         error = ValueError("broken")
         explain(error, None, dl._run.position.output, 5)
-        assert place_in(error).endswith("the worker processes made their 6th item.")
+        assert where_in(error).endswith("the worker processes made their 6th item.")
         list(iterator)
 
 
@@ -196,13 +196,13 @@ def test_equal_branches_are_distinguished_by_their_position():
     def graph(left, right):
         return IterableWrapper([1]).map(left).zip(IterableWrapper([1]).map(right))
 
-    assert place_in(failure_of(graph(fails, str), ValueError)).startswith("Mapper(fails) (2nd of 5 pipes")
-    assert place_in(failure_of(graph(str, fails), ValueError)).startswith("Mapper(fails) (4th of 5 pipes")
+    assert where_in(failure_of(graph(fails, str), ValueError)).startswith("Mapper(fails) (2nd of 5 pipes")
+    assert where_in(failure_of(graph(str, fails), ValueError)).startswith("Mapper(fails) (4th of 5 pipes")
 
 
 def test_a_pipe_that_reads_several_names_them():
     error = failure_of(IterableWrapper([1]).zip(Users([2])).map(lambda pair: 1 // 0), ZeroDivisionError)
-    assert "Mapper(<lambda>) (4th of 4 pipes, after Zipper) made its 1st item" in place_in(error)
+    assert "Mapper(<lambda>) (4th of 4 pipes, after Zipper) made its 1st item" in where_in(error)
 
     class Fails(IterDataPipe):
         def __init__(self, *sources):
@@ -213,7 +213,7 @@ def test_a_pipe_that_reads_several_names_them():
             yield
 
     error = failure_of(Fails(IterableWrapper([1]), Users([2])), LookupError)
-    assert "(3rd of 3 pipes, after IterableWrapper and Users)" in place_in(error)
+    assert "(3rd of 3 pipes, after IterableWrapper and Users)" in where_in(error)
 
 
 def test_a_note_about_a_single_pipe_has_no_position():
@@ -221,7 +221,7 @@ def test_a_note_about_a_single_pipe_has_no_position():
         yield 1
         raise LookupError
 
-    assert place_in(failure_of(IterableWrapper(fails(), deepcopy=False), LookupError)) == (
+    assert where_in(failure_of(IterableWrapper(fails(), deepcopy=False), LookupError)) == (
         "IterableWrapper made its 2nd item."
     )
 
@@ -230,7 +230,7 @@ def test_items_are_counted_in_words():
     for ordinal in ("1st", "2nd", "3rd", "4th", "11th", "21st", "112th"):
         numbers = range(int(ordinal[:-2]) - 1, -1, -1)
         error = failure_of(IterableWrapper(numbers).map((1).__floordiv__), ZeroDivisionError)
-        assert f"made its {ordinal} item." in place_in(error)
+        assert f"made its {ordinal} item." in where_in(error)
 
 
 def test_notes_of_other_libraries_stay_next_to_notes_of_the_package():
@@ -244,7 +244,7 @@ def test_notes_of_other_libraries_stay_next_to_notes_of_the_package():
         errors = [failure_of(each, ValueError) for each in (pipe, dl)]
     for error in errors:
         assert error.__notes__[0] == "by the user"
-        assert place_in(error).startswith("Mapper(fails)")
+        assert where_in(error).startswith("Mapper(fails)")
         assert len(error.__notes__) == 2
 
 
@@ -273,8 +273,8 @@ def test_a_warning_of_a_worker_shows_the_line_that_began_it_however_it_was_start
         f"        with DataLoader2(pipe, reading_service=Service(1, {method!r})) as loader:\n"
         "            items = list(loader)\n"
     )
-    told = run_python("-W", "always", program, folder=tmp_path).stderr
-    places = re.findall(r"^(.*):(\d+): UserWarning", told, re.MULTILINE)
-    assert len(places) == 2, told
-    assert set(places) == {(str(program), "7")}, told
-    assert told.count("  items = list(loader)\n") == 2, told
+    shown = run_python("-W", "always", program, folder=tmp_path).stderr
+    locations = re.findall(r"^(.*):(\d+): UserWarning", shown, re.MULTILINE)
+    assert len(locations) == 2, shown
+    assert set(locations) == {(str(program), "7")}, shown
+    assert shown.count("  items = list(loader)\n") == 2, shown

@@ -93,7 +93,7 @@ def test_secrets_without_a_name_are_recognized_by_their_format():
     known = ["AKIAIOSFODNN7EXAMPLE", "hf_abcdefghijklmnopqrstuvwxyz", "ghp_abcdefghijklmnopqrstuvwxyz0123456789"]
     source = IterableWrapper(range(3))
     for token in [*tokens, *known]:
-        source = source.map(partial(fetch, place=token))
+        source = source.map(partial(fetch, index=token))
     assert_hidden(shown_of(source), [*tokens, *known])
 
 
@@ -197,7 +197,7 @@ def test_an_attribute_that_cannot_be_pickled_is_not_printed():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_fingerprints_tell_other_secrets_apart_in_every_process():
+def test_fingerprints_distinguish_secrets_in_every_process():
     def graph(value):
         return Remote(IterableWrapper([1]), password=value, plain=f"https://u:{value}@host/")
 
@@ -254,7 +254,7 @@ def test_ordinary_values_are_shown(text):
         ("s3://key:abc@bucket/x", "abc"),
     ],
 )
-def test_texts_of_libraries_lose_their_secrets_alone(text, hidden):
+def test_only_secrets_are_removed_from_texts_of_libraries(text, hidden):
     assert hidden not in redacted(text)
     assert redacted(text).startswith(text[:3])
 

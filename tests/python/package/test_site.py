@@ -78,7 +78,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return found
 
 
-def test_every_link_inside_the_site_leads_to_a_page_and_a_place_in_it(pages: dict[Path, Page]) -> None:
+def test_every_link_inside_the_site_leads_to_an_existing_page_and_anchor(pages: dict[Path, Page]) -> None:
     broken, followed = [], 0
     for path, page in pages.items():
         for link in [*page.links, *page.fetched]:

@@ -31,7 +31,7 @@ def run(tmp_path: Path, program: str) -> subprocess.CompletedProcess[str]:
     return run_python(path)
 
 
-def test_a_lister_that_finds_nothing_but_folders_says_how_to_enter_them(tmp_path: Path) -> None:
+def test_a_lister_that_finds_only_folders_explains_how_to_enter_them(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "1.jpg").touch()
@@ -42,7 +42,7 @@ def test_a_lister_that_finds_nothing_but_folders_says_how_to_enter_them(tmp_path
     assert len(list(FileLister(str(tmp_path), "*.jpg", recursive=True))) == 2
 
 
-def test_a_lister_that_found_a_file_says_nothing_of_folders(tmp_path: Path) -> None:
+def test_a_lister_that_has_found_a_file_does_not_mention_folders(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     for name in "ab":
         (tmp_path / name).touch()
@@ -76,7 +76,7 @@ def test_an_error_for_a_wrong_keyword_of_a_form_lists_the_valid_ones() -> None:
 
 
 @pytest.mark.parametrize("form", ["load_from_tar", "load_from_zip", "decompress", "extract"])
-def test_an_archive_that_was_opened_as_text_says_how_to_open_it(tmp_path: Path, form: str) -> None:
+def test_the_error_for_an_archive_opened_as_text_explains_how_to_open_it(tmp_path: Path, form: str) -> None:
     with tarfile.open(tmp_path / "one.tar.gz", "w:gz"):
         pass
     pairs = FileLister(str(tmp_path)).open_files()
@@ -159,7 +159,7 @@ def test_num_workers_is_the_short_form_of_a_reading_service() -> None:
         DataLoader2(pipe, num_workers=-1)
 
 
-def test_an_error_says_where_a_reading_service_belongs_if_it_is_passed_as_an_adapter() -> None:
+def test_an_error_names_the_argument_for_a_reading_service_that_is_passed_as_an_adapter() -> None:
     with pytest.raises(TypeError, match=r"write reading_service=MultiProcessingReadingService\(...\), by its name"):
         DataLoader2(IterableWrapper([1]), MultiProcessingReadingService(2))  # type: ignore[arg-type]
 
@@ -206,7 +206,7 @@ def test_a_state_that_all_pipes_would_share_is_refused(begins: Any, written: str
             _seen: Any = state(begins)
 
 
-def test_an_error_reports_a_generator_in_place_of_a_function() -> None:
+def test_an_error_reports_a_generator_instead_of_a_function() -> None:
     with pytest.raises(TypeError, match=r"give the function, yields_twice, and not yields_twice\(\.\.\.\)"):
         IterableWrapper([1]).map(yields_twice(1))
 
@@ -227,7 +227,7 @@ def test_a_generator_among_the_items_leads_to_flatmap() -> None:
     assert "a function that yields is for `.flatmap(fn)`, not for `.map(fn)`" in caught.value.__notes__[0]
 
 
-def test_an_error_says_where_to_define_a_function_that_is_below_the_main_guard(tmp_path: Path) -> None:
+def test_an_error_explains_where_to_define_a_function_that_is_below_the_main_guard(tmp_path: Path) -> None:
     program = """
         from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
         from torchdata.datapipes.iter import IterableWrapper
@@ -248,7 +248,7 @@ def test_an_error_says_where_to_define_a_function_that_is_below_the_main_guard(t
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_program_without_a_guard_gets_one_error_that_says_so(tmp_path: Path, method: str) -> None:
+def test_a_program_without_a_main_guard_gets_one_error_that_explains_it(tmp_path: Path, method: str) -> None:
     program = f"""
         from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
         from torchdata.datapipes.iter import IterableWrapper
@@ -308,14 +308,14 @@ def test_collate_to_torch_imports_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("uses", "said"),
+    ("uses", "count"),
     [
         ("collate(), collate()", 0),
         ("import torch; collate(), collate()", 1),
         ("import torch; collate(to='torch'), collate(to='numpy'), collate(list)", 0),
     ],
 )
-def test_collate_logs_once_that_it_makes_tensors(uses: str, said: int, tmp_path: Path) -> None:
+def test_collate_logs_once_that_it_makes_tensors(uses: str, count: int, tmp_path: Path) -> None:
     program = (
         "import logging\n"
         "from torchdata.datapipes.iter import IterableWrapper\n"
@@ -330,7 +330,7 @@ def test_collate_logs_once_that_it_makes_tensors(uses: str, said: int, tmp_path:
     else:
         found = run(tmp_path, program)
     assert found.returncode == 0, found.stderr
-    assert found.stderr.count("collate() makes tensors, because PyTorch is loaded") == said
+    assert found.stderr.count("collate() makes tensors, because PyTorch is loaded") == count
 
 
 def test_collate_refuses_unknown_targets_and_a_target_together_with_a_function() -> None:

@@ -132,16 +132,16 @@ def in_child(function: Callable[[], Any]) -> str:
     if child == 0:
         signal.alarm(int(DEADLINE))
         try:
-            told = repr(function())
+            shown = repr(function())
         except BaseException as error:
-            told = f"{type(error).__name__}: {error}"
-        os.write(writer, told.encode())
+            shown = f"{type(error).__name__}: {error}"
+        os.write(writer, shown.encode())
         os._exit(0)
     os.close(writer)
     with open(reader) as pipe:
-        told = pipe.read()
+        shown = pipe.read()
     os.waitpid(child, 0)
-    return told
+    return shown
 
 
 @families()
@@ -334,18 +334,18 @@ def test_a_forked_child_reads_a_copied_iterator_only_if_it_has_neither_threads_n
 ) -> None:
     iterator = iter(made)
     next(iterator)
-    told = in_child(lambda: len(list(iterator)))
+    shown = in_child(lambda: len(list(iterator)))
     if "with" in request.node.callspec.params["made"]:
-        assert told.startswith("RuntimeError: ")
-        assert f"process {os.getpid()}" in told
-        assert "child" in told
+        assert shown.startswith("RuntimeError: ")
+        assert f"process {os.getpid()}" in shown
+        assert "child" in shown
     else:
-        assert told == str(COUNT - 1)
-    told = in_child(lambda: (len(list(made)), end(made))[0])
+        assert shown == str(COUNT - 1)
+    shown = in_child(lambda: (len(list(made)), end(made))[0])
     if request.node.callspec.params["made"] == "DataLoader2 with workers":
-        assert told.startswith(f"RuntimeError: this DataLoader2 belongs to process {os.getpid()}")
+        assert shown.startswith(f"RuntimeError: this DataLoader2 belongs to process {os.getpid()}")
     else:
-        assert told == str(COUNT), "the child may begin an epoch of its own"
+        assert shown == str(COUNT), "the child may begin an epoch of its own"
     assert sum(1 for _ in iterator) == COUNT - 1, "the parent does not notice"
 
 
@@ -371,7 +371,7 @@ def test_a_thread_that_reads_recursively_gets_an_error_instead_of_waiting_for_it
         assert list(iterators[0]) == [0, 1, 2, 3]
         end(loader)
     assert len(found) == 2
-    assert all("is already reading an item" in told for told in found)
+    assert all("is already reading an item" in shown for shown in found)
 
 
 def test_an_error_in_one_thread_does_not_end_the_others() -> None:
@@ -383,6 +383,6 @@ def test_an_error_in_one_thread_does_not_end_the_others() -> None:
     with DataLoader2(IterableWrapper(range(COUNT)).map(fail)) as loader:
         iterator = iter(loader)
         readers = [Reader(iterator) for _ in range(2)]
-        told = sorted(reader.ended() for reader in readers)
-    assert told[1].startswith("no such item")
-    assert told[0].endswith("an error, which another thread received, ended the epoch: ValueError: no such item")
+        shown = sorted(reader.ended() for reader in readers)
+    assert shown[1].startswith("no such item")
+    assert shown[0].endswith("an error, which another thread received, ended the epoch: ValueError: no such item")

@@ -106,7 +106,7 @@ def test_graphs_of_both_kinds_are_shared_out_among_workers() -> None:
     assert sorted(runs[0]) == list(range(1, 8))
 
 
-def test_datasets_of_torch_go_through_the_wrappers() -> None:
+def test_datasets_of_torch_work_with_the_wrappers() -> None:
     train, test = data.random_split(range(10), [7, 3], generator=torch.Generator().manual_seed(0))
     assert sorted([*SequenceWrapper(train).map(plus_one), *SequenceWrapper(test).map(plus_one)]) == list(range(1, 11))
     tensors = data.TensorDataset(torch.arange(4))

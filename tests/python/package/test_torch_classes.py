@@ -227,14 +227,14 @@ def test_classes_recognize_each_other_if_torch_is_imported_first(program: tuple[
     assert (done.stdout, done.stderr) == (PROGRAMS[program], "")
 
 
-def test_streams_in_torch_s_wrappers_are_closed_and_parked_as_in_ours(tmp_path: Any) -> None:
+def test_streams_in_torch_s_wrappers_are_closed_and_detached_as_in_our_wrapper(tmp_path: Any) -> None:
     theirs = data.datapipes.utils.common.StreamWrapper
     path = tmp_path / "file"
     path.write_bytes(b"abcdef")
     opened = theirs(path.open("rb"))
     opened.read(2)
-    stand_in = detached(opened)
-    assert (type(stand_in), stand_in.read()) == (StreamWrapper, b"cdef")
+    placeholder = detached(opened)
+    assert (type(placeholder), placeholder.read()) == (StreamWrapper, b"cdef")
     janitor({"a": [opened]})
     assert opened.closed
     assert opened.file_obj.closed

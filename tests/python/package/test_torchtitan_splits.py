@@ -78,10 +78,10 @@ def test_a_batch_has_tokens_positions_within_documents_and_next_tokens(documents
             assert (tensor.shape, tensor.dtype) == ((ROWS, TOKENS), torch.int64)
         for tokens, positions, following in zip(columns["input"], columns["positions"], labels, strict=True):
             assert positions[0] == 0
-            for place in range(1, TOKENS):
-                is_next = following[place - 1] != Characters.END
-                assert positions[place] == (positions[place - 1] + 1 if is_next else 0)
-                assert (tokens[place] == following[place - 1]) if is_next else (tokens[place] == Characters.BEGIN)
+            for index in range(1, TOKENS):
+                is_next = following[index - 1] != Characters.END
+                assert positions[index] == (positions[index - 1] + 1 if is_next else 0)
+                assert (tokens[index] == following[index - 1]) if is_next else (tokens[index] == Characters.BEGIN)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])

@@ -212,7 +212,7 @@ def test_forms_and_loaders_have_types(messages: dict[int, list[str]], line: int,
     [(BEGIN + len(TYPES) + i, expected) for i, (_, expected) in enumerate(MISTAKES)],
     ids=[code for code, _ in MISTAKES],
 )
-def test_mistakes_raise_errors(messages: dict[int, list[str]], line: int, expected: str) -> None:
+def test_mistakes_in_typed_pipes_raise_type_errors(messages: dict[int, list[str]], line: int, expected: str) -> None:
     assert "error:" in messages[line][0]
     assert expected in " ".join(messages[line])
 
@@ -231,7 +231,7 @@ FORMS = [
 
 
 @pytest.mark.parametrize(("pipe", "name", "maker"), FORMS)
-def test_signature_and_help_of_a_form_are_those_of_the_constructor_without_self_and_source(
+def test_a_form_has_the_signature_and_help_of_the_constructor_without_self_and_source(
     pipe: Any, name: str, maker: Any
 ) -> None:
     bound = inspect.signature(getattr(pipe, name))

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from going_on import advanced, loaded
 from process_checks import children, nothing_is_left  # noqa: F401 - a fixture for all tests here
 from random_stateful.datasets import Counting
+from resumed import advanced, loaded
 from torchdata.stateful_dataloader import Stateful, StatefulDataLoader, _cadence, _worker
 from torchdata.stateful_dataloader._cadence import next_due
 from torchdata.stateful_dataloader.sampler import BatchSampler, RandomSampler, StatefulDistributedSampler
@@ -108,7 +108,7 @@ def test_a_state_before_the_first_loop_starts_nothing_and_changes_no_order() -> 
 def test_a_worker_sends_its_state_after_each_nth_batch_however_often_the_main_process_is_asked(
     every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_cadence, "_DEAR", 60.0)  # on a busy machine, saving a state may take long
+    monkeypatch.setattr(_cadence, "_COSTLY", 60.0)  # on a busy machine, saving a state may take long
     loader = StatefulDataLoader(Counted(400), batch_size=4, num_workers=1, snapshot_every_n_steps=every)
     last: Any = None
     for batch in loader:

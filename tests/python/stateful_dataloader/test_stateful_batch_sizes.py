@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from going_on import TakesOnce, advanced, loaded, seed_all
 from random_stateful.orders import SAMPLERS
+from resumed import TakesOnce, advanced, loaded, seed_all
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 KINDS = ["in order", "shuffle, generator", "RandomSampler", "WeightedRandomSampler"]
@@ -28,7 +28,7 @@ def flat(batches: Any) -> list[int]:
     ("kind", "workers"),
     [*((kind, 0) for kind in KINDS), ("RandomSampler", 2), ("user's, stateful", 2)],
 )
-def test_the_rest_of_the_epoch_and_the_next_one_are_those_of_the_run_without_a_stop(kind: str, workers: int) -> None:
+def test_the_rest_of_the_epoch_and_the_next_one_equal_those_of_an_uninterrupted_run(kind: str, workers: int) -> None:
     seed_all(1)
     whole = loader(4, kind, workers)
     first, second = flat(whole), flat(whole)

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from going_on import with_workers
 from random_stateful.datasets import EpochAtEnd, Indexed, Noisy
-from random_stateful.orders import Places, PythonShuffled
+from random_stateful.orders import Positions, PythonShuffled
 from random_stateful.running import plain, seed_all
+from resumed import with_workers
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -42,7 +42,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
         Indexed(9), 2, shuffle=True, generator=torch.Generator().manual_seed(4), **options
     ),
     "a sampler": lambda **options: StatefulDataLoader(Indexed(9), 2, sampler=PythonShuffled(9), **options),
-    "a sampler with a state": lambda **options: StatefulDataLoader(Indexed(9), 2, sampler=Places(9), **options),
+    "a sampler with a state": lambda **options: StatefulDataLoader(Indexed(9), 2, sampler=Positions(9), **options),
     "a stream": lambda **options: StatefulDataLoader(stream(), 2, **options),
 }
 

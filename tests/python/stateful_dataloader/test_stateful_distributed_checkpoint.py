@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch.utils.data import SubsetRandomSampler
 
-from going_on import TakesOnce, epochs_of, plain, seed_all
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from random_stateful.datasets import Counting, IteratorAlone, Plain
 from random_stateful.orders import IteratorKnows
+from resumed import TakesOnce, epochs_of, plain, seed_all
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
@@ -45,12 +45,12 @@ class ItsOwnIterator(Plain):
         self.left = list(state["left"])
 
 
-class TellsLater(TakesOnce):
+class SavesLater(TakesOnce):
     def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place, "window": [{"last": self.place}]} if self.place else {}
+        return {"position": self.position, "window": [{"last": self.position}]} if self.position else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start = state.get("place", 0)
+        self.start = state.get("position", 0)
 
 
 class ReadsInTensor(Counting):
@@ -70,7 +70,7 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     "iterable with a state": lambda: {"dataset": TakesOnce(), "batch_size": 2},
     "iterator with a state": lambda: {"dataset": IteratorAlone(24), "batch_size": 5},
     "its own iterator": lambda: {"dataset": ItsOwnIterator(24), "batch_size": 5},
-    "another state later": lambda: {"dataset": TellsLater(), "batch_size": 2},
+    "another state later": lambda: {"dataset": SavesLater(), "batch_size": 2},
     "subset": lambda: {"dataset": range(24), "sampler": SubsetRandomSampler(range(20)), "batch_size": 6},
     "sampler with a state": lambda: {
         "dataset": range(24), "sampler": StatefulDistributedSampler(range(24), 2, 1), "batch_size": 5

@@ -12,21 +12,21 @@ import pytest
 import torch
 from torch.utils.data import Sampler
 
-from going_on import (
+from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from random_stateful.datasets import Counting, Noisy, Plain, Taking
+from resumed import (
     WORKERS,
     Shuffled,
     TakesOnce,
     Walk,
     advanced,
-    check_goes_on,
+    check_resumes,
     epochs_of,
     loaded,
     plain,
     saved,
     seed_all,
 )
-from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
-from random_stateful.datasets import Counting, Noisy, Plain, Taking
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 
@@ -47,14 +47,14 @@ NOISY = [Noisy, Taking, Plain]
 
 @pytest.mark.parametrize(("draws", "options"), [*(("all", options) for options in WORKERS), ("random", {})], ids=str)
 @pytest.mark.parametrize("dataset", NOISY)
-def test_random_draws_continue(dataset: Any, options: dict[str, Any], draws: str) -> None:
+def test_random_draws_continue_after_a_load(dataset: Any, options: dict[str, Any], draws: str) -> None:
     def make() -> Any:
         return StatefulDataLoader(dataset(10, draws), batch_size=2, shuffle=dataset is Noisy or None, **options)
 
     if len(options) == 1:  # Tests with workers use fewer positions, because each epoch starts new workers.
-        check_goes_on(make, [(0, None), (1, 3)], draws_before=dataset is Noisy, count=3)
+        check_resumes(make, [(0, None), (1, 3)], draws_before=dataset is Noisy, count=3)
     else:
-        check_goes_on(make, [(0, 1), (1, 3), (0, None)], draws_before=False, count=3)
+        check_resumes(make, [(0, 1), (1, 3), (0, None)], draws_before=False, count=3)
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
@@ -164,7 +164,7 @@ def test_a_generator_that_has_drawn_once_is_in_the_state(dataset: Any) -> None:
             dataset(12, "all"), batch_size=3, num_workers=2, persistent_workers=True, snapshot_every_n_steps=14
         )
 
-    check_goes_on(make, [(0, 2), (0, None), (1, 1)], draws_before=False, count=3)
+    check_resumes(make, [(0, 2), (0, None), (1, 1)], draws_before=False, count=3)
 
 
 def test_samples_that_draw_nothing_leave_no_generator_in_the_state() -> None:

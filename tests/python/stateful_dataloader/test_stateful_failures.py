@@ -15,11 +15,11 @@ import pytest
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 import rank_forkserver
-from going_on import loaded
 from process_checks import children, nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
+from resumed import loaded
 from torchdata._engine.processes import shutdown
 from torchdata._observe.outside.attaching import attach
-from torchdata._users_code import place_of
+from torchdata._users_code import code_location
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -75,10 +75,10 @@ class AtOnce(Failing):
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=str)
 def test_a_note_of_an_error_names_the_sample(options: dict[str, Any]) -> None:
-    place = place_of(Failing.__getitem__.__code__)
+    location = code_location(Failing.__getitem__.__code__)
     cases: list[tuple[Any, Any, str]] = [
-        (Failing(_fail), {"batch_size": 2}, f"raised by dataset[5] of Failing, in Failing.__getitem__ ({place})"),
-        (Failing(_fail), {"batch_size": None}, f"of Failing, in Failing.__getitem__ ({place})"),
+        (Failing(_fail), {"batch_size": 2}, f"raised by dataset[5] of Failing, in Failing.__getitem__ ({location})"),
+        (Failing(_fail), {"batch_size": None}, f"of Failing, in Failing.__getitem__ ({location})"),
         (AtOnce(_fail), {"batch_size": 2}, "raised by __getitems__ of AtOnce, in AtOnce.__getitems__ ("),
         (FailingStream(_fail), {"batch_size": 2}, ") for its sample number 5, counted from 0"),
         (Failing(int), {"batch_size": 12, "collate_fn": _refuse}, "indices [0, 1, 2, 3, 4, 5, 6, 7] and 4 more"),
@@ -305,15 +305,15 @@ def programs_that_have_imported_torch() -> None:
 
 
 def test_workers_end_with_the_program_however_it_ends_and_ctrl_c_ends_a_loop_once(tmp_path: Path) -> None:
-    script, told = tmp_path / "program.py", tmp_path / "pids"
+    script, pid_file = tmp_path / "program.py", tmp_path / "pids"
     script.write_text(PROGRAM)
-    program = rank_forkserver.ForkedProgram([str(script), str(told)], dict(os.environ))
+    program = rank_forkserver.ForkedProgram([str(script), str(pid_file)], dict(os.environ))
     try:
-        wait_for(lambda: told.exists() and told.read_text().count("\n") > len(ENDS))
+        wait_for(lambda: pid_file.exists() and pid_file.read_text().count("\n") > len(ENDS))
         os.killpg(program.pid, signal.SIGINT)
         assert program.communicate(timeout=250) == ("interrupted\n", None)
         assert program.returncode == 0
-        pids = [int(pid) for pid in told.read_text().split()]
+        pids = [int(pid) for pid in pid_file.read_text().split()]
         assert len(pids) == 2 * len(ENDS) + 2
         wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids))
     finally:

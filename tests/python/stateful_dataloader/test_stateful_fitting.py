@@ -10,9 +10,9 @@ import pytest
 from torch.utils.data import DistributedSampler
 
 import rank_forkserver
-from going_on import WORKERS, TakesOnce, epochs_of, loaded, plain, saved, seed_all
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from ranks import environment_of_ranks
+from resumed import WORKERS, TakesOnce, epochs_of, loaded, plain, saved, seed_all
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
@@ -66,7 +66,7 @@ def test_an_iterator_loads_a_state_if_it_has_yielded_nothing_and_otherwise_refus
     assert epochs_of(loader, 1) == [whole[1:]]
 
 
-def test_an_iterator_that_has_ended_without_a_batch_says_so() -> None:
+def test_an_iterator_that_ended_before_a_load_raises_an_error_that_explains_it() -> None:
     state = state_after(StatefulDataLoader(range(4), batch_size=2), 2)
     loader = loaded(StatefulDataLoader(range(4), batch_size=2), state)
     iterator = iter(loader)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
-from going_on import loaded, saved, saved_at
 from handlers import handling
 from pressing import (
     check_each_call,
@@ -25,6 +24,7 @@ from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tes
 from random_stateful.datasets import EpochAtEnd, Indexed
 from random_stateful.orders import PythonShuffled
 from random_stateful.running import plain, seed_all
+from resumed import loaded, saved, saved_at
 from torchdata._stateful import copied, is_same
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -227,21 +227,21 @@ class Ticking:
 
 class Generated(torch.utils.data.IterableDataset[int]):
     def __init__(self, tick: Ticking) -> None:
-        self.tick, self.place, self.start = tick, 0, 0
+        self.tick, self.position, self.start = tick, 0, 0
 
     def __iter__(self) -> Iterator[int]:
-        self.place, self.start = self.start, 0
-        while self.place < 12:
+        self.position, self.start = self.start, 0
+        while self.position < 12:
             self.tick()
-            self.place += 1
+            self.position += 1
             self.tick()
-            yield self.place - 1
+            yield self.position - 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
+        return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start = state["place"]
+        self.start = state["position"]
 
 
 class Stateless(Generated):
@@ -257,19 +257,19 @@ class Stepping(Generated):
     is_loaded = False
 
     def __iter__(self) -> Iterator[int]:
-        self.place, self.is_loaded = self.place if self.is_loaded else 0, False
+        self.position, self.is_loaded = self.position if self.is_loaded else 0, False
         return self
 
     def __next__(self) -> int:
-        if self.place == 12:
+        if self.position == 12:
             raise StopIteration
         self.tick()
-        self.place += 1
+        self.position += 1
         self.tick()
-        return self.place - 1
+        return self.position - 1
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place, self.is_loaded = state["place"], True
+        self.position, self.is_loaded = state["position"], True
 
 
 class StepsOf(Stateless):

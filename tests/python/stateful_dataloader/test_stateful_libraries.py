@@ -12,10 +12,10 @@ import name_wheel
 import pytest
 
 from fresh_processes import FreshProcesses
-from going_on import loaded
 from library_trainers import EPOCHS, STEPS
 from needing import needs
 from process_checks import children, shared_mappings
+from resumed import loaded
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 pytestmark = [
@@ -80,15 +80,15 @@ def test_a_library_s_trainer_resumes_in_a_new_process_as_if_it_had_not_been_stop
 ) -> None:
     folder = names()
     before = train(workers, folder, stop=stop)
-    behind = train(workers, folder, resumes=True)
+    after = train(workers, folder, resumes=True)
     assert len(whole(workers)["seen"]) == EPOCHS * STEPS
     assert len(before["seen"]) == stop
-    assert before["seen"] + behind["seen"] == whole(workers)["seen"]
-    assert behind["weights"] == whole(workers)["weights"]
+    assert before["seen"] + after["seen"] == whole(workers)["seen"]
+    assert after["weights"] == whole(workers)["weights"]
 
 
 @pytest.mark.parametrize(("workers", "taken"), [(0, 3), (2, 3)])
-def test_an_iterable_dataset_of_huggingface_keeps_its_own_place(workers: int, taken: int) -> None:
+def test_an_iterable_dataset_of_huggingface_saves_its_own_position(workers: int, taken: int) -> None:
     datasets = pytest.importorskip("datasets", reason="it is what is tried here")
 
     def rows(shards: list[int]) -> Iterator[dict[str, int]]:

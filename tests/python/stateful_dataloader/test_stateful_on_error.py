@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from going_on import advanced, loaded, saved
 from pinning import pin_without_device
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from refusals import refuses
-from torchdata._users_code import place_of
+from resumed import advanced, loaded, saved
+from torchdata._users_code import code_location
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.utils import TooManySkipped
 from torchdata.stateful_dataloader import StatefulDataLoader, errors
@@ -67,24 +67,24 @@ class Steps(IterableDataset[int]):
         return map(Some().__getitem__, range(first, self.length, step))
 
 
-class Placed(Steps):
-    place = 0
+class Positioned(Steps):
+    position = 0
 
     def __iter__(self) -> Iterator[int]:
         return self
 
     def __next__(self) -> int:
-        if self.place == self.length:
-            self.place = 0
+        if self.position == self.length:
+            self.position = 0
             raise StopIteration
-        self.place += 1
-        return Some()[self.place - 1]
+        self.position += 1
+        return Some()[self.position - 1]
 
     def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
+        return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        self.place = state["place"]
+        self.position = state["position"]
 
 
 def loader_of(dataset: Any = None, workers: int = 0, **options: Any) -> Any:
@@ -95,10 +95,10 @@ def loader_of(dataset: Any = None, workers: int = 0, **options: Any) -> Any:
 
 
 def epoch_of(batches: Any) -> list[Any]:
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         came: list[Any] = [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
-    return [came, "\n".join(str(one.message) for one in told if issubclass(one.category, RuntimeWarning))]
+    return [came, "\n".join(str(one.message) for one in shown if issubclass(one.category, RuntimeWarning))]
 
 
 def flat(batches: list[Any]) -> list[Any]:
@@ -109,16 +109,16 @@ def skipped_of(loader: Any) -> Any:
     return loader.state_dict()["_torchdata_rs"][0]["skipped"]
 
 
-TOLD = "on_error has skipped 6 of the 20 samples of this epoch:\n  4 x ValueError in {0}\n  2 x KeyError in {0}"
+MESSAGE = "on_error has skipped 6 of the 20 samples of this epoch:\n  4 x ValueError in {0}\n  2 x KeyError in {0}"
 
 
-def told_of(dataset: type) -> str:
-    return TOLD.format(place_in(dataset))
+def message_of(dataset: type) -> str:
+    return MESSAGE.format(where_in(dataset))
 
 
-def place_in(dataset: type) -> str:
+def where_in(dataset: type) -> str:
     method = next(name for name in ("__getitems__", "__next__", "__iter__", "__getitem__") if hasattr(dataset, name))
-    return f"{dataset.__name__}.{method} ({place_of(getattr(dataset, method).__code__)})"
+    return f"{dataset.__name__}.{method} ({code_location(getattr(dataset, method).__code__)})"
 
 
 WAYS: list[dict[str, Any]] = [
@@ -133,7 +133,7 @@ WAYS: list[dict[str, Any]] = [
 def test_a_batch_lacks_the_samples_that_raise_and_an_empty_batch_is_skipped(dataset: Any, way: Any) -> None:
     loader = loader_of(dataset(), **way)
     for _ in range(2):
-        assert epoch_of(loader) == [LEFT, told_of(dataset)]
+        assert epoch_of(loader) == [LEFT, message_of(dataset)]
         assert skipped_of(loader) == {"kinds": KINDS, "seen": 20}
 
 
@@ -148,8 +148,8 @@ def test_a_state_at_any_batch_resumes_with_the_same_batches_and_counts(way: Any,
     for later in [way, WAYS[1]] if way == WAYS[0] and count % 2 else [way]:
         resumed = loaded(loader_of(**later), state)
         assert resumed.state_dict() == state
-        assert epoch_of(resumed) == [LEFT[count:], told_of(Some)]
-        assert epoch_of(resumed) == [LEFT, told_of(Some)]
+        assert epoch_of(resumed) == [LEFT[count:], message_of(Some)]
+        assert epoch_of(resumed) == [LEFT, message_of(Some)]
 
 
 @pytest.mark.parametrize(("workers", "pins"), [(0, False), (2, False), (2, True)])
@@ -158,7 +158,7 @@ def test_single_samples_are_skipped_even_with_pinned_memory(
 ) -> None:
     pin_without_device(monkeypatch)
     loader = loader_of(workers=workers, batch_size=None, pin_memory=pins)
-    assert epoch_of(loader) == [flat(LEFT), told_of(Some)]
+    assert epoch_of(loader) == [flat(LEFT), message_of(Some)]
 
 
 def test_out_of_order_each_undamaged_sample_is_yielded_once() -> None:
@@ -166,9 +166,9 @@ def test_out_of_order_each_undamaged_sample_is_yielded_once() -> None:
     iterator = iter(loader)
     first = next(iterator).tolist()
     resumed = loaded(loader_of(workers=2, in_order=False), loader.state_dict())
-    rest, told = epoch_of(resumed)
+    rest, shown = epoch_of(resumed)
     assert sorted([first, *rest]) == LEFT
-    assert told == told_of(Some)
+    assert shown == message_of(Some)
 
 
 def test_a_worker_exit_does_not_change_the_counts_and_the_log(tmp_path: Any) -> None:
@@ -178,9 +178,9 @@ def test_a_worker_exit_does_not_change_the_counts_and_the_log(tmp_path: Any) -> 
     came = [next(iterator).tolist()]
     for pid in loader._iterator._pool.pids:
         os.kill(pid, signal.SIGKILL)
-    rest, told = epoch_of(iterator)
+    rest, shown = epoch_of(iterator)
     assert came + rest == LEFT
-    assert told_of(Some) in told
+    assert message_of(Some) in shown
     assert [json.loads(line)["index"] for line in log.read_text().splitlines()] == list(BROKEN)
 
 
@@ -196,7 +196,7 @@ def test_the_log_has_a_line_for_each(tmp_path: Any, workers: int) -> None:
     assert again == [{**line, "epoch": 1} for line in lines]
     worker = 1 if workers else None  # worker 1 reads the batch with index 4
     assert lines[1] == {
-        "epoch": 0, "worker": worker, "dataset": place_in(AtOnce),
+        "epoch": 0, "worker": worker, "dataset": where_in(AtOnce),
         "index": 4, "error": "KeyError", "message": "'broken 4'", "notes": [],
     }  # fmt: skip
 
@@ -241,7 +241,7 @@ def test_an_epoch_with_nothing_skipped_is_silent() -> None:
 @pytest.mark.parametrize(
     ("kind", "how"), [(MemoryError, ()), (KeyboardInterrupt, ()), (SystemExit, ()), (WorkerExitedError, ("", 0, 1, ""))]
 )
-def test_errors_that_are_no_sample_s_fault_are_raised(workers: int, kind: Any, how: Any) -> None:
+def test_errors_that_no_sample_has_caused_are_raised(workers: int, kind: Any, how: Any) -> None:
     def does() -> None:
         raise kind(*how)
 
@@ -276,7 +276,7 @@ def test_an_exception_without_a_text_is_skipped_as_well(workers: int) -> None:
     assert skipped_of(loader)["kinds"] == {"StopIteration": 1, "Mute": 1, "ValueError": 18}
 
 
-def test_an_error_says_that_a_batch_cannot_be_read_sample_by_sample() -> None:
+def test_an_error_explains_that_a_batch_cannot_be_read_sample_by_sample() -> None:
     class Columns(Some):
         def __getitems__(self, indices: list[int]) -> Any:
             if len(indices) > 1:
@@ -301,9 +301,9 @@ def test_states_with_and_without_counts_load_into_each_other() -> None:
     plain = loaded(StatefulDataLoader(range(20), 4), skips.state_dict())
     assert next(iter(plain)).tolist() == [4, 5, 6, 7]
     skips = loaded(loader_of(), plain.state_dict())
-    rest, told = epoch_of(skips)
+    rest, shown = epoch_of(skips)
     assert rest == LEFT[1:]
-    assert "1 of the 12 samples" in told
+    assert "1 of the 12 samples" in shown
 
 
 @pytest.mark.parametrize("counts", [3, {"kinds": {"KeyError": -1}, "seen": 4}, {"kinds": {"KeyError": 2}, "seen": 1}])
@@ -328,31 +328,31 @@ test_impossible_arguments_are_refused = refuses(
 )
 
 
-@pytest.mark.parametrize("dataset", [Steps, Placed])
+@pytest.mark.parametrize("dataset", [Steps, Positioned])
 @pytest.mark.parametrize("workers", [0, 1])
 def test_an_iterator_with_next_continues_after_an_item_that_raises(dataset: Any, workers: int) -> None:
     loader = loader_of(dataset(), workers)
     for _ in range(2):
-        assert epoch_of(loader) == [LEFT, told_of(dataset)]
+        assert epoch_of(loader) == [LEFT, message_of(dataset)]
         assert skipped_of(loader) == {"kinds": KINDS, "seen": 20}
     for count in [1, 4] if workers else range(len(LEFT) + 1):
         loader = loader_of(dataset(), workers)
         iterator = iter(loader)
         before = [next(iterator).tolist() for _ in range(count)]
         resumed = loaded(loader_of(dataset(), workers), saved(loader))
-        rest, told = epoch_of(resumed)
+        rest, shown = epoch_of(resumed)
         assert before + rest == LEFT, count
-        assert told == told_of(dataset)
+        assert shown == message_of(dataset)
 
 
 def test_items_of_an_iterator_are_yielded_one_at_a_time_and_in_several_workers() -> None:
-    assert epoch_of(loader_of(Steps(), batch_size=None)) == [flat(LEFT), told_of(Steps)]
+    assert epoch_of(loader_of(Steps(), batch_size=None)) == [flat(LEFT), message_of(Steps)]
     for options in ({}, {"persistent_workers": True}):
         loader = loader_of(Steps(), 2, batch_size=2, **options)
         for _ in range(2):
-            came, told = epoch_of(loader)
+            came, shown = epoch_of(loader)
             assert sorted(flat(came)) == flat(LEFT)
-            assert told == told_of(Steps)
+            assert shown == message_of(Steps)
 
 
 def test_the_last_batch_of_an_iterator_is_dropped_if_it_is_short() -> None:
@@ -392,7 +392,7 @@ class Stuck(Steps):
     ],
 )
 @pytest.mark.parametrize("workers", [0, 1])
-def test_an_error_says_why_an_iterator_cannot_continue(dataset: Any, kind: Any, words: str, workers: int) -> None:
+def test_an_error_explains_why_an_iterator_cannot_continue(dataset: Any, kind: Any, words: str, workers: int) -> None:
     with pytest.raises(kind) as caught:
         epoch_of(loader_of(dataset(), workers))
     assert any(words in note for note in caught.value.__notes__)

@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from families import Mapped
-from going_on import WORKERS, Places, advanced, check_goes_on, epochs_of, loaded, plain, saved, seed_all
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from random_stateful.orders import SAMPLERS
+from resumed import WORKERS, Positions, advanced, check_resumes, epochs_of, loaded, plain, saved, seed_all
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
@@ -39,9 +39,9 @@ def test_later_epochs_have_the_order_of_the_run_that_was_not_stopped(
         return StatefulDataLoader(range(40), **given, **batches, **options)
 
     if options:  # Tests with workers use fewer positions, because each epoch starts new workers.
-        check_goes_on(make, [(0, 0), (0, None), (1, 1)] if name == "shuffle" else [(1, 1)], count=3)
+        check_resumes(make, [(0, 0), (0, None), (1, 1)] if name == "shuffle" else [(1, 1)], count=3)
     else:
-        check_goes_on(make)
+        check_resumes(make)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -210,7 +210,7 @@ def test_states_of_generators_are_plain_data_and_can_be_restored(seed: int) -> N
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("sampler", [Places, lambda: StatefulDistributedSampler(range(24), 2, 0, shuffle=False)])
+@pytest.mark.parametrize("sampler", [Positions, lambda: StatefulDistributedSampler(range(24), 2, 0, shuffle=False)])
 def test_an_abandoned_epoch_of_a_stateful_sampler_is_not_repeated_even_shortly_after_a_load(
     workers: int, sampler: Any
 ) -> None:
@@ -238,11 +238,11 @@ def test_out_of_order_no_sample_is_lost_or_repeated(later: int) -> None:
         return index
 
     dataset = Mapped(slow, 20)
-    for sampler in (None, Places()):
+    for sampler in (None, Positions()):
         loader = StatefulDataLoader(dataset, batch_size=None, sampler=sampler, num_workers=2, in_order=False)
         head = list(itertools.islice(loader, 7))
         again = StatefulDataLoader(
-            dataset, batch_size=None, sampler=sampler and Places(), num_workers=later, in_order=later == 0
+            dataset, batch_size=None, sampler=sampler and Positions(), num_workers=later, in_order=later == 0
         )
         loaded(again, saved(loader))
         assert sorted(head + list(again)) == [*range(12 if sampler else 20)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from going_on import loaded
+from resumed import loaded
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader, _fitting, _reading
 

@@ -25,4 +25,4 @@ def test_a_random_program_resumes_in_a_new_process_as_if_it_had_not_been_stopped
     judge: StatefulJudge, seed: int
 ) -> None:
     verdict = judge.judge(seed)
-    assert not verdict.told, verdict.words
+    assert not verdict.shown, verdict.words

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 from families import Mapped
-from going_on import advanced, epochs_of, loaded, plain, saved, seed_all
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from resumed import advanced, epochs_of, loaded, plain, saved, seed_all
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 GENERATORS: dict[str, Callable[[], Any]] = {
@@ -182,7 +182,7 @@ def test_workers_that_read_ahead_lose_no_index_of_a_sampler_that_draws_late(
     check_each_position(make, [0, 3] if is_global else [1, 6], draws=is_global and name != "with a state")
 
 
-def test_epochs_after_a_resumed_one_are_those_of_the_run_that_was_not_stopped() -> None:
+def test_epochs_after_a_resumed_one_equal_the_epochs_of_an_uninterrupted_run() -> None:
     for name, kind, workers in (("blocks", "torch's", 0), ("blocks", "NumPy's", 2), ("buckets", "Python's", 2)):
 
         def make(name: str = name, kind: str = kind, workers: int = workers) -> Any:

@@ -13,20 +13,20 @@ import torch
 
 from families import Mapped
 from fresh_processes import with_torch
-from going_on import loaded
 from hanging import kill_only_hung
 from pinning import pin_without_device
 from process_checks import nothing_is_left, wait_for  # noqa: F401 - a fixture for all tests here
 from random_stateful.datasets import EpochAtEnd, NoisyCounting
-from random_stateful.deaths import check
+from random_stateful.exits import check
 from random_stateful.judging import StatefulJudge
+from resumed import loaded
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
 Drawn, Stream = partial(NoisyCounting, 30, "torch"), partial(EpochAtEnd, 19, "torch")
 
 
-def dies_once(path: Path, index: int) -> int:
+def exits_once(path: Path, index: int) -> int:
     if index == 5 and not path.exists():
         path.touch()
         os._exit(7)
@@ -48,15 +48,15 @@ def kill(loader: Any, worker: int, blow: signal.Signals = signal.SIGKILL) -> Non
 
 
 def read(
-    loader: Any, deaths: dict[tuple[int, int], int], breaks: int | None = None, blow: signal.Signals = signal.SIGKILL
+    loader: Any, exits: dict[tuple[int, int], int], breaks: int | None = None, blow: signal.Signals = signal.SIGKILL
 ) -> list[list[Any]]:
     epochs = []
     for epoch in range(3):
         batches: list[Any] = []
         iterator = iter(loader)
         while epoch != 1 or len(batches) != breaks:
-            if (epoch, len(batches)) in deaths:
-                kill(loader, deaths[epoch, len(batches)], blow)
+            if (epoch, len(batches)) in exits:
+                kill(loader, exits[epoch, len(batches)], blow)
             try:
                 batches.append(next(iterator).tolist())
             except StopIteration:
@@ -68,8 +68,8 @@ def read(
 @pytest.mark.parametrize(("dataset", "persistent"), [(Drawn, False), (Stream, True)])
 def test_worker_exits_do_not_change_the_items(dataset: Any, persistent: bool) -> None:
     expected = read(loader_of(dataset(), "error", persistent_workers=persistent), {}, breaks=3)
-    deaths = {(0, 0): 1, (0, 4): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 5): 0}
-    assert read(loader_of(dataset(), persistent_workers=persistent), deaths, breaks=3) == expected
+    exits = {(0, 0): 1, (0, 4): 0, (1, 0): 0, (1, 2): 1, (2, 0): 1, (2, 5): 0}
+    assert read(loader_of(dataset(), persistent_workers=persistent), exits, breaks=3) == expected
 
 
 def test_worker_exits_do_not_change_the_items_of_spawned_workers() -> None:
@@ -120,12 +120,12 @@ def test_out_of_order_each_sample_is_yielded_once(persistent: bool) -> None:
 def test_workers_are_replaced_with_a_pinning_thread_as_well(monkeypatch: pytest.MonkeyPatch, dataset: Any) -> None:
     pin_without_device(monkeypatch)
     expected = read(loader_of(dataset(), "error", persistent_workers=True), {}, breaks=3)
-    deaths = {(0, 2): 1, (1, 0): 0, (1, 2): 1, (2, 4): 0}
-    assert read(loader_of(dataset(), persistent_workers=True, pin_memory=True), deaths, breaks=3) == expected
+    exits = {(0, 2): 1, (1, 0): 0, (1, 2): 1, (2, 4): 0}
+    assert read(loader_of(dataset(), persistent_workers=True, pin_memory=True), exits, breaks=3) == expected
 
 
 def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Any) -> None:
-    loader = loader_of(Mapped(partial(dies_once, tmp_path / "died"), 12), batch_size=1)
+    loader = loader_of(Mapped(partial(exits_once, tmp_path / "died"), 12), batch_size=1)
     iterator, came = iter(loader), []
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
@@ -139,7 +139,7 @@ def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Any) -> None:
 def test_worker_exits_do_not_change_the_items_of_a_random_program() -> None:
     with StatefulJudge(server=with_torch()) as judge:
         check(judge, 1, "fork")
-        assert judge.deaths > 0
+        assert judge.exits > 0
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from going_on import loaded
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from resumed import loaded
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 NUMBERS = (0, 1, 2, 3, 5, 8)

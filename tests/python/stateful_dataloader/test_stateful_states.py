@@ -15,16 +15,16 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler, get_worker_info
 
-from going_on import Places, TakesOnce, advanced, loaded, saved
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from random_stateful.datasets import Counting
+from resumed import Positions, TakesOnce, advanced, loaded, saved
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 
 @pytest.fixture(autouse=True)
-def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_state_is_costly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes loaders treat every state as cheap to save, because saving may take long on a busy machine."""
-    monkeypatch.setattr(_cadence, "_DEAR", 60.0)
+    monkeypatch.setattr(_cadence, "_COSTLY", 60.0)
 
 
 class Stream(TakesOnce):
@@ -53,10 +53,10 @@ def test_with_workers_a_state_has_torchdata_s_keys_for_the_delivered_batches() -
             "_IterableDataset_len_called", "_shared_seed", "_dataset_kind", "_base_seed",
         }  # fmt: skip
         assert snapshot["_main_snapshot"]["_sampler_iter_yielded"] == batches
-        places = [snapshot["_worker_snapshots"][f"worker_{number}"] for number in range(2)]
-        assert [place["worker_id"] for place in places] == [0, 1]
-        assert sum(place["dataset_state"]["place"] for place in places) == 2 * batches
-        assert places[0]["fetcher_state"] == {"dataset_iter_state": None, "fetcher_ended": False}
+        worker_states = [snapshot["_worker_snapshots"][f"worker_{number}"] for number in range(2)]
+        assert [worker_state["worker_id"] for worker_state in worker_states] == [0, 1]
+        assert sum(worker_state["dataset_state"]["position"] for worker_state in worker_states) == 2 * batches
+        assert worker_states[0]["fetcher_state"] == {"dataset_iter_state": None, "fetcher_ended": False}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -65,12 +65,12 @@ def test_a_state_by_index_counts_delivered_batches_and_not_batches_that_were_rea
         state = state_after(batches, Counting(40), num_workers=workers, shuffle=True)
         if workers:
             snapshot = state["_snapshot"]
-            places, main = snapshot["_worker_snapshots"].values(), snapshot["_main_snapshot"]
+            worker_states, main = snapshot["_worker_snapshots"].values(), snapshot["_main_snapshot"]
         else:
-            places, main = [state], state
+            worker_states, main = [state], state
             assert state["_num_yielded"] == batches
-        assert sum(place["dataset_state"]["reads"] for place in places) == 2 * batches
-        assert all(place["fetcher_state"] is None for place in places)
+        assert sum(worker_state["dataset_state"]["reads"] for worker_state in worker_states) == 2 * batches
+        assert all(worker_state["fetcher_state"] is None for worker_state in worker_states)
         assert main["_sampler_iter_yielded"] == batches
         assert main["_sampler_iter_state"]["samples_yielded"] == 2 * batches
 
@@ -79,14 +79,14 @@ def test_the_state_of_a_sampler_counts_delivered_batches() -> None:
     for workers, every in itertools.product([0, 2], [1, 3]):
         options = {"num_workers": workers, "snapshot_every_n_steps": every}
         for batches in (1, 5, 7):
-            loader = StatefulDataLoader(range(20), batch_size=3, sampler=Places(20), **options)
+            loader = StatefulDataLoader(range(20), batch_size=3, sampler=Positions(20), **options)
             whole = [batch.tolist() for batch in StatefulDataLoader(range(20), batch_size=3)]
             advanced(loader, batches)
             state = loader.state_dict()
             main = state["_snapshot"]["_main_snapshot"] if workers else state
             if every == 1:
-                assert main["_sampler_iter_state"]["sampler_state"] == {"place": min(3 * batches, 20)}
-            later = loaded(StatefulDataLoader(range(20), batch_size=3, sampler=Places(20), **options), state)
+                assert main["_sampler_iter_state"]["sampler_state"] == {"position": min(3 * batches, 20)}
+            later = loaded(StatefulDataLoader(range(20), batch_size=3, sampler=Positions(20), **options), state)
             assert [[batch.tolist() for batch in later] for _ in range(2)] == [whole[batches:], whole]
 
 
@@ -94,13 +94,13 @@ def test_the_state_of_a_sampler_counts_delivered_batches() -> None:
 def test_a_dataset_state_that_was_changed_in_the_saved_state_is_loaded(workers: int) -> None:
     for batches in (1, 4):
         state = json.loads(json.dumps(state_after(batches, Stream(), num_workers=workers)))
-        places = list(state["_snapshot"]["_worker_snapshots"].values()) if workers else [state]
-        for place in places:
-            place["dataset_state"] = {"place": place["dataset_state"]["place"] + 6}
+        worker_states = list(state["_snapshot"]["_worker_snapshots"].values()) if workers else [state]
+        for worker_state in worker_states:
+            worker_state["dataset_state"] = {"position": worker_state["dataset_state"]["position"] + 6}
         loader = loaded(StatefulDataLoader(Stream(), batch_size=2, num_workers=workers), state)
         found = sorted(number for batch in loader for number in batch.tolist())
-        left = [number for part, place in enumerate(places)
-                for number in range(part, 40, workers or 1)[place["dataset_state"]["place"] :]]  # fmt: skip
+        left = [number for part, worker_state in enumerate(worker_states)
+                for number in range(part, 40, workers or 1)[worker_state["dataset_state"]["position"] :]]  # fmt: skip
         assert found == sorted(left)
 
 
@@ -187,8 +187,8 @@ def test_a_state_that_counts_more_items_than_exist_raises_an_error() -> None:
     loaded(loader, damaged(state, ("_sampler_iter_state", "sampler_iter_state", "yielded"), 10**9))
     with pytest.raises(ValueError, match="become shorter"):
         list(loader)
-    behind = damaged(state_after(2, Stream(), num_workers=1), ("_steps_since_snapshot",), 10**9)
-    loader = loaded(StatefulDataLoader(Stream(), batch_size=2, num_workers=1), behind)
+    after = damaged(state_after(2, Stream(), num_workers=1), ("_steps_since_snapshot",), 10**9)
+    loader = loaded(StatefulDataLoader(Stream(), batch_size=2, num_workers=1), after)
     with pytest.raises(ValueError, match="_steps_since_snapshot"):
         list(loader)
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
-from going_on import MOMENTS, WORKERS, TakesOnce, advanced, check_goes_on, epochs_of, loaded, plain, saved, with_workers
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from random_stateful.datasets import STREAMS, EpochAtEnd, PlainSteps
+from resumed import MOMENTS, WORKERS, TakesOnce, advanced, check_resumes, epochs_of, loaded, plain, saved, with_workers
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 
@@ -19,7 +19,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 def test_streams_yield_the_rest_of_the_epoch_and_then_whole_epochs(stream: Any, options: dict[str, Any]) -> None:
     moments = {0: [*MOMENTS, (1, 3)], 1: [(0, 3), (1, None)], 2: [(1, 0), (1, 3), (1, None)]}
     for batch_size in (2, None)[: 1 if options else 2]:
-        check_goes_on(
+        check_resumes(
             lambda size=batch_size: StatefulDataLoader(stream(9), batch_size=size, **options),
             moments[len(options)],
             count=3 if options else 4,
@@ -98,7 +98,7 @@ class Numbers:
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)
 def test_a_collate_function_resumes_with_its_state_over_a_stream_without_a_state(options: Any) -> None:
-    check_goes_on(lambda: StatefulDataLoader(PlainSteps(9), batch_size=2, collate_fn=Numbers(), **options))
+    check_resumes(lambda: StatefulDataLoader(PlainSteps(9), batch_size=2, collate_fn=Numbers(), **options))
 
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)
@@ -116,7 +116,7 @@ def test_an_error_of_an_ended_stream_that_loads_its_state_is_raised(options: Any
 
 
 def test_a_long_abandoned_epoch_is_not_read_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cadence, "_DEAR", math.inf)  # busy machines send states less often
+    monkeypatch.setattr(_cadence, "_COSTLY", math.inf)  # busy machines send states less often
 
     class Counted(EpochAtEnd):
         read = 0

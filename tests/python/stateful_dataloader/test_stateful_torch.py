@@ -24,7 +24,7 @@ from waiting import wait_for
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
-class Told(Dataset[Any]):
+class Informed(Dataset[Any]):
     def __len__(self) -> int:
         return 8
 
@@ -36,7 +36,7 @@ class Told(Dataset[Any]):
         return [index, info.id, info.num_workers, info.seed, *drawn]
 
 
-class Marking(Told):
+class Marking(Informed):
     def __init__(self, marks: Any) -> None:
         self.marks = marks
 
@@ -105,14 +105,14 @@ def test_the_order_of_a_seed_is_torch_s(workers: int, seed: int) -> None:
 
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_are_seeded_and_have_worker_info_as_torch_s(persistent: bool) -> None:
-    theirs, ours = both(Told(), batch_size=2, num_workers=2, persistent_workers=persistent)
+    theirs, ours = both(Informed(), batch_size=2, num_workers=2, persistent_workers=persistent)
     assert ours == theirs
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_other_start_methods_give_the_same_batches(method: str) -> None:
     marks = torch.zeros(8, dtype=torch.int64).share_memory_()
-    theirs, _ = both(Told(), batch_size=2, num_workers=1, epochs=1)
+    theirs, _ = both(Informed(), batch_size=2, num_workers=1, epochs=1)
     torch.manual_seed(3)
     dataset = Marking(marks)
     loader = StatefulDataLoader(dataset, batch_size=2, num_workers=1, multiprocessing_context=method)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from going_on import loaded
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from resumed import loaded
 from upstream_states import loader_of, plain
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

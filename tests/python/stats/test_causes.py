@@ -38,11 +38,11 @@ def test_a_cause_is_named_with_the_code_at_fault_and_advice_for_that_loader(name
 
 @pytest.mark.parametrize("door", DOORS)
 def test_one_line_with_file_and_line_reports_an_epoch_that_waited_long(door: Door) -> None:
-    told = waited_for_long(stats_of(CAUSES["the disk is slow"], door), door, 0.3)
-    assert told is not None
-    assert told.startswith(f"{door}: in epoch 1, the program waited ")
-    assert "`Photos.__getitem__` (train.py:12)" in told
-    assert "\n" not in told
+    shown = waited_for_long(stats_of(CAUSES["the disk is slow"], door), door, 0.3)
+    assert shown is not None
+    assert shown.startswith(f"{door}: in epoch 1, the program waited ")
+    assert "`Photos.__getitem__` (train.py:12)" in shown
+    assert "\n" not in shown
     assert waited_for_long(stats_of(CAUSES["the disk is slow"], door), door, 0.999) is None
     for name in ("the main process trains", "the dataset is empty", "the epoch has just begun"):
         assert waited_for_long(stats_of(CAUSES[name], door), door, 0.3) is None, name

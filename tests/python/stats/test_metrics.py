@@ -88,8 +88,8 @@ def test_no_counter_decreases_when_a_process_is_replaced(dispatched: bool) -> No
             for number, _ in enumerate(loader):
                 if number in (5, 25):
                     pages.append(scraped(server.url))
-                    dead = [process.pid for process in loader.stats().processes if process.role != "main"][number // 25]
-                    os.kill(dead, signal.SIGKILL)
+                    pid = [process.pid for process in loader.stats().processes if process.role != "main"][number // 25]
+                    os.kill(pid, signal.SIGKILL)
                 if number % 10 == 7:
                     pages.append(scraped(server.url))
             pages.append(scraped(server.url))

@@ -41,15 +41,15 @@ def test_an_exited_process_has_no_loaders() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "seconds"),
+    ("output", "seconds"),
     [("00:01:30\n", 90.0), ("  0:01.50\n", 1.5), ("1-02:03:04\n", 93_784.0), ("", None), ("no such process", None)],
 )
 def test_without_proc_the_processor_time_comes_from_ps(
-    monkeypatch: pytest.MonkeyPatch, said: str, seconds: float | None
+    monkeypatch: pytest.MonkeyPatch, output: str, seconds: float | None
 ) -> None:
     def run(command: list[str], **_options: Any) -> SimpleNamespace:
         assert command == ["ps", "-o", "time=", "-p", "17"]
-        return SimpleNamespace(stdout=said)
+        return SimpleNamespace(stdout=output)
 
     def nothing(_pid: int) -> list[int]:
         raise FileNotFoundError

@@ -75,7 +75,7 @@ def test_secrets_and_data_are_not_printed() -> None:
     assert "iterable=<ndarray of (5, 2)>" in str(IterableWrapper(numpy.zeros((5, 2))))
 
 
-def test_repr_of_a_loader_says_the_service_and_its_state() -> None:
+def test_repr_of_a_loader_contains_the_service_and_its_state() -> None:
     service = SequentialReadingService(MultiProcessingReadingService(1, "fork", in_order=False))
     loader = DataLoader2(IterableWrapper(range(3)).sharding_filter(), reading_service=service)
     named = (
@@ -105,7 +105,7 @@ def texts(svg: str) -> list[str]:
 def test_the_picture_of_a_loader_shows_processes_rates_and_own_times(loader: Any) -> None:
     svg = loader.picture().svg()
     words = texts(svg)
-    titled = [words[place - 1] for place, word in enumerate(words) if word.startswith("busy ")]
+    titled = [words[index - 1] for index, word in enumerate(words) if word.startswith("busy ")]
     assert titled == ["the dispatching process", "2 workers", "main"]
     assert any(re.fullmatch(r"own [\d.]+ (ms|µs) an item", word) for word in words)
     assert sum(bool(re.fullmatch(r"[\d.]+( k)?/s", word)) for word in words) == 6, "within processes"
@@ -142,7 +142,7 @@ def test_workers_that_have_very_different_work_are_drawn_one_by_one() -> None:
     assert sum(arrow.crosses for arrow in graph.arrows) == 2
 
 
-def test_boxes_lie_apart_and_within_the_picture(loader: Any) -> None:
+def test_boxes_do_not_overlap_and_are_within_the_picture(loader: Any) -> None:
     for picture in (loader.picture(), Picture(loader.stats()._torchdata_graph())):
         boxes = list(picture._boxes.values())
         for number, one in enumerate(boxes):

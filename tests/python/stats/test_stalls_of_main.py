@@ -37,12 +37,12 @@ def watching_threads() -> int:
 
 
 #: A global list, because the loader copies the pipeline, which would also copy a list inside the pipeline.
-told: list[warnings.WarningMessage] = []
+shown: list[warnings.WarningMessage] = []
 
 
-def hang_until_told_twice(item: int) -> int:
+def hang_until_reported_twice(item: int) -> int:
     if item == 2:
-        wait_for(lambda: len(told) >= 2)
+        wait_for(lambda: len(shown) >= 2)
     return item
 
 
@@ -55,17 +55,17 @@ def hang_until(condition: Callable[[], bool]) -> Callable[[int], int]:
     return hang
 
 
-def is_told(*words: str, without: str = "no such words", of: slice = slice(None)) -> bool:
-    texts = ["\nThread ".join(str(one.message).split("\nThread ")[of]) for one in told]
+def is_reported(*words: str, without: str = "no such words", of: slice = slice(None)) -> bool:
+    texts = ["\nThread ".join(str(one.message).split("\nThread ")[of]) for one in shown]
     return any(all(word in text for word in words) and without not in text for text in texts)
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[warnings.WarningMessage]]:
-    global told
-    with warnings.catch_warnings(record=True) as told:
+    global shown
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        yield told
+        yield shown
 
 
 @pytest.fixture
@@ -77,24 +77,24 @@ def a_loader_in_main() -> Iterator[None]:
 
 
 def test_a_slow_item_of_the_main_process_is_reported_with_its_stack_repeatedly() -> None:
-    pipe = IterableWrapper(range(4)).map(hang_until_told_twice)
+    pipe = IterableWrapper(range(4)).map(hang_until_reported_twice)
     with DataLoader2(pipe, stats="full", stall_warning=0.1) as loader, recorded() as warned:
         assert list(loader) == [0, 1, 2, 3]
     first, second = warned[:2]
     assert first.category is StallWarning
     text = str(first.message)
     assert text.startswith("no item has come for "), text
-    assert "main itself is computing it, in Mapper(hang_until_told_twice)" in text
+    assert "main itself is computing it, in Mapper(hang_until_reported_twice)" in text
     assert f"main (pid {os.getpid()}) is " in text
     assert "Stack (most recent call first):" in text
-    assert "in hang_until_told_twice" in text
+    assert "in hang_until_reported_twice" in text
     assert "in test_a_slow_item" in text
     assert str(second.message) != text
     wait_for(lambda: watching_threads() == 0)
 
 
 def test_the_thread_of_a_pipe_that_main_waits_for_is_shown() -> None:
-    hang = hang_until(lambda: is_told("in hang", of=slice(1, None)))
+    hang = hang_until(lambda: is_reported("in hang", of=slice(1, None)))
     pipe = IterableWrapper(range(4)).map(hang).prefetch(1)
     with DataLoader2(pipe, stall_warning=0.1) as loader, recorded():
         assert list(loader) == [0, 1, 2, 3]
@@ -157,18 +157,18 @@ def test_a_waiting_main_process_is_reported_once(tmp_path: Path) -> None:
     pipe = IterableWrapper(range(4)).sharding_filter().map(hang_until(there.exists))
     service = MultiProcessingReadingService(1, "fork")
     with DataLoader2(pipe, reading_service=service, stall_warning=0.2) as loader, recorded() as warned:
-        tells = threading.Thread(target=lambda: (wait_for(lambda: warned), there.touch()))
+        toucher = threading.Thread(target=lambda: (wait_for(lambda: warned), there.touch()))
         iterator = iter(loader)
         assert next(iterator) == 0
-        tells.start()  # The thread must start after the workers were forked.
+        toucher.start()  # The thread must start after the workers were forked.
         assert list(iterator) == [1, 2, 3]
-        tells.join()
+        toucher.join()
     assert all("main waits for worker process 0" in str(one.message) for one in warned)
 
 
 @pytest.mark.usefixtures("a_loader_in_main")
 def test_a_warning_shows_where_a_rank_waits_for_another() -> None:
-    hang = hang_until(lambda: is_told("synchronizing.py", of=slice(1)))
+    hang = hang_until(lambda: is_reported("synchronizing.py", of=slice(1)))
 
     def read(group: ThreadGroup) -> list[int]:
         pipe = IterableWrapper(range(8)).sharding_filter().map(hang if group.rank else abs)
@@ -251,7 +251,7 @@ def test_two_loaders_in_two_threads_are_distinguished() -> None:
 
         def read(name: str, other: str) -> None:
             def slow(item: int) -> int:
-                wait_for(lambda: is_told(f"in {name}", without=f"in {other}", of=slice(1)))
+                wait_for(lambda: is_reported(f"in {name}", without=f"in {other}", of=slice(1)))
                 return item
 
             slow.__code__ = slow.__code__.replace(co_name=name)

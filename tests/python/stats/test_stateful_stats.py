@@ -23,7 +23,7 @@ from torchdata import nodes  # noqa: E402
 from torchdata._observe.outside.attaching import find  # noqa: E402
 from torchdata._observe.outside.stalls import WaitWarning  # noqa: E402
 from torchdata._observe.stats import recorder  # noqa: E402
-from torchdata._users_code import place_of  # noqa: E402
+from torchdata._users_code import code_location  # noqa: E402
 from torchdata.dataloader2 import DataLoader2  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper  # noqa: E402
 from torchdata.datapipes.map import SequenceWrapper  # noqa: E402
@@ -76,8 +76,8 @@ def test_the_users_own_code_is_counted_with_file_and_line(way: dict[str, Any]) -
         assert loader.stats(earlier).items == 6
         earlier = stats
     found = rows_of(stats)
-    assert found["Photos.__getitem__"] == (place_of(Photos.__getitem__.__code__), 24 * epochs)
-    assert found["pad"] == (place_of(pad.__code__), 6 * epochs)
+    assert found["Photos.__getitem__"] == (code_location(Photos.__getitem__.__code__), 24 * epochs)
+    assert found["pad"] == (code_location(pad.__code__), 6 * epochs)
     assert found["StatefulDataLoader"] == (None, 6 * epochs)
 
 
@@ -127,7 +127,7 @@ def test_few_batches_are_timed_unless_all_are_requested(monkeypatch: pytest.Monk
     assert timed["full"] == 1515
 
 
-def test_quantiles_are_those_of_single_samples_and_single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantiles_describe_single_samples_and_single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     from torchdata._observe.stats.batches import BatchClock
 
     note = BatchClock.note
@@ -167,21 +167,21 @@ LOADERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_the_first_epoch_that_waits_for_long_says_so_once_with_file_and_line(
+def test_the_first_epoch_that_waits_for_long_warns_once_with_file_and_line(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     long_waits(monkeypatch)
     loader = LOADERS[name](wait_warning=1e-6, stats="full")
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always", WaitWarning)
         for _ in range(20):  # other programs may distort the times of an epoch
             list(loader)
-            if told:
+            if shown:
                 break
-    message = str(told[0].message)
+    message = str(shown[0].message)
     assert re.match(rf"{name}: in epoch \d+, the program waited \d+ % of ", message)
     assert "\n" not in message
-    assert f"({place_of(Photos.__getitem__.__code__)})" in message or "in `" in message
+    assert f"({code_location(Photos.__getitem__.__code__)})" in message or "in `" in message
     with warnings.catch_warnings():
         warnings.simplefilter("error", WaitWarning)
         list(loader)
@@ -214,7 +214,7 @@ def test_every_loader_is_seen_from_outside_with_its_slow_function_and_its_own_ar
     environment = {**os.environ, "PYTHONPATH": python_path()}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
-    assert f"Photos.__getitem__ ({place_of(Photos.__getitem__.__code__)})" in done.stdout
+    assert f"Photos.__getitem__ ({code_location(Photos.__getitem__.__code__)})" in done.stdout
     foreign = "num_workers=" if name == "DataLoader2" else "MultiProcessingReadingService"
     assert foreign not in done.stdout
     del iterator
@@ -302,7 +302,7 @@ def test_the_note_of_an_exception_names_the_code_that_has_raised(workers: int, m
         list(loader)
     notes = "\n".join(caught.value.__notes__)
     name = code.__qualname__
-    assert f"was raised while {name} ({place_of(code.__code__)})" in notes
+    assert f"was raised while {name} ({code_location(code.__code__)})" in notes
     assert ", of index " in notes
 
 
@@ -317,7 +317,7 @@ def test_counts_and_logs_of_skipped_items_name_the_code_that_has_raised(
         with pytest.warns(RuntimeWarning, match=r"ValueError in Photos\.__getitem__"):
             list(loader)
         assert "ValueError in Photos.__getitem__" in str(loader.diagnose())
-    assert f'"pipe": "Photos.__getitem__ ({place_of(Photos.__getitem__.__code__)})"' in log.read_text()
+    assert f'"pipe": "Photos.__getitem__ ({code_location(Photos.__getitem__.__code__)})"' in log.read_text()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -326,7 +326,7 @@ def test_items_of_a_map_style_dataset_are_counted_separately_from_the_pipes_that
     with DataLoader2(pipe, num_workers=workers, stats="full") as loader:
         assert len(list(loader)) == 40
         stats = loader.stats()
-    assert rows_of(stats)["Photos.__getitem__"] == (place_of(Photos.__getitem__.__code__), 40)
+    assert rows_of(stats)["Photos.__getitem__"] == (code_location(Photos.__getitem__.__code__), 40)
     put_off = {pipe.name for pipe in stats.pipes if pipe.put_off}
     assert {"Photos.__getitem__", "MapToIterConverter"} <= put_off
     assert "ShardingFilter" not in put_off

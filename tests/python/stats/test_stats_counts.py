@@ -100,7 +100,7 @@ def test_workers_count_what_they_read_make_and_send(method):
     assert {process.state for process in after.processes} == {"ended"}
 
 
-def test_bytes_memory_and_copies_are_those_of_the_items():
+def test_bytes_memory_and_copies_are_counted_for_the_items():
     kept = []
     with loader(IterableWrapper(range(40)).sharding_filter().map(big), 1, memory_budget=1 << 20) as dl:
         for item in dl:
@@ -139,7 +139,7 @@ def test_a_waiting_main_process_reports_the_worker_it_waits_for():
     assert all(worker.busy > 0.6 for worker in slow.workers)
 
 
-def test_workers_that_wait_for_room_say_so():
+def test_workers_that_wait_for_room_are_reported_as_such():
     pipe = IterableWrapper(range(20)).sharding_filter()
     for _ in range(20):
         steps, waits = [], []
@@ -295,7 +295,7 @@ def test_an_argument_or_an_environment_variable_selects_the_counters(monkeypatch
         DataLoader2(IterableWrapper([1]))
 
 
-def test_a_forked_child_that_reads_on_changes_nothing_of_its_parents_counters():
+def test_a_forked_child_that_continues_to_read_does_not_change_its_parents_counters():
     with DataLoader2(IterableWrapper(range(1000)).map(double), stats="full") as dl:
         iterator = iter(dl)
         for _ in range(10):
@@ -429,7 +429,7 @@ def test_each_snapshot_that_a_child_sends_is_counted(dispatched, tmp_path, monke
     assert stats.snapshots == sum(by_process.values())
 
 
-def test_pipes_that_have_one_place_on_a_board_are_counted_apart_for_their_states() -> None:
+def test_pipes_that_share_one_slot_of_a_board_are_counted_separately_for_their_states() -> None:
     counting = Counting(StatsBoard(1, 1, PIPES, False), MAIN_PAGE)
     before, now = (IterableWrapper(range(9)).enumerate() for _ in range(2))
     counting.bind(before)
@@ -446,11 +446,11 @@ def test_pipes_that_have_one_place_on_a_board_are_counted_apart_for_their_states
 
 def test_another_thread_may_ask_while_the_loader_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = IterableWrapper(range(5))
-    told: list[int] = []
+    shown: list[int] = []
     answer_no_more = recorder.answer_no_more
 
     def ask(board: StatsBoard, page: int) -> None:
-        asker = threading.Thread(target=lambda: told.append(loader.stats().epochs))
+        asker = threading.Thread(target=lambda: shown.append(loader.stats().epochs))
         asker.start()
         asker.join()
         answer_no_more(board, page)
@@ -459,7 +459,7 @@ def test_another_thread_may_ask_while_the_loader_is_shut_down(monkeypatch: pytes
     assert list(loader) == [0, 1, 2, 3, 4]
     monkeypatch.setattr(recorder, "answer_no_more", ask)
     loader.shutdown()
-    assert told == [1]
+    assert shown == [1]
 
 
 def test_threads_can_assign_a_counter_and_begin_epochs_at_the_same_time() -> None:

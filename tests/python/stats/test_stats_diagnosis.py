@@ -28,7 +28,7 @@ def decode(x):
     return time.perf_counter() - begun
 
 
-def place_of(function):
+def code_location(function):
     return f"{HERE}:{function.__code__.co_firstlineno}"
 
 
@@ -67,7 +67,7 @@ def test_the_diagnosis_of_slow_loading_gives_numbers_and_a_remedy():
     verdict = measured(IterableWrapper(range(100)).sharding_filter().map(decode), step=0.004, took=took)
     items, steps = (fmean(column) for column in zip(*took, strict=True))
     assert (verdict.kind, verdict.pipe) == ("loading", "Mapper(decode)")
-    assert verdict.location.endswith(place_of(decode))
+    assert verdict.location.endswith(code_location(decode))
     text = str(verdict)
     assert re.match(r"Loading limits you: main waits \d+ % of the time, most of it for worker process [01];", text), (
         text
@@ -100,7 +100,7 @@ def test_loading_limits_without_workers():
     assert math.ceil(0.75 * items / steps) <= int(advice[1]) <= math.ceil(1.5 * items / steps)
 
 
-def test_a_diagnosis_without_times_of_pipes_says_how_to_get_these_times():
+def test_a_diagnosis_without_times_of_pipes_explains_how_to_measure_them():
     verdict = measured(IterableWrapper(range(90)).sharding_filter().map(decode), level="counts")
     assert (verdict.kind, verdict.pipe) == ("loading", None)
     assert "TORCHDATA_STATS=full" in str(verdict)
@@ -146,7 +146,7 @@ def test_a_dispatching_process_that_does_not_keep_up():
     pipe = IterableWrapper(range(50)).map(decode).sharding_round_robin_dispatch().map(abs)
     verdict = measured(pipe)
     assert (verdict.kind, verdict.process) == ("dispatching", "the dispatching process")
-    assert (verdict.pipe, verdict.location.endswith(place_of(decode))) == ("Mapper(decode)", True)
+    assert (verdict.pipe, verdict.location.endswith(code_location(decode))) == ("Mapper(decode)", True)
     assert "Move work after" in str(verdict)
 
 
@@ -194,7 +194,7 @@ def test_work_before_the_filter_is_done_by_each_worker(level):
     pipe = IterableWrapper(range(80)).shuffle().map(slept).sharding_filter()
     verdict = measured(pipe, level=level)
     assert (verdict.kind, verdict.pipe) == ("work before sharding", "Mapper(slept)")
-    assert verdict.location.endswith(place_of(slept))
+    assert verdict.location.endswith(code_location(slept))
     assert "Each of 2 workers runs `Mapper(slept)`" in str(verdict)
     assert "for all 80 items, but keeps only 40" in str(verdict)
     assert str(verdict).endswith("move `.sharding_filter()` before .map(slept).")

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from families import Mapped
-from hanging import stalls_told
+from hanging import stalls_reported
 from process_checks import nothing_is_left  # noqa: F401
 from torchdata._observe.outside import stalls
 from torchdata._observe.outside.attaching import NoLoaderError, attach
@@ -70,13 +70,13 @@ def test_the_main_process_warns_of_the_process_that_sends_no_item(
     loader: Any = Loader(node)
     if family == "StatefulDataLoader":
         loader = StatefulDataLoader(delayed(there), 1, num_workers=2, multiprocessing_context="fork")
-    with stalls_told(there, monkeypatch, "main waits for worker process", "in waiting") as told:
+    with stalls_reported(there, monkeypatch, "main waits for worker process", "in waiting") as shown:
         assert [int(item) for item in loader] == list(range(20))
-    assert "no item has come for" in told[0]
+    assert "no item has come for" in shown[0]
     if family == "StatefulDataLoader":
-        assert "main waits for worker process 1" in told[0]
-        assert "with start method 'fork' the usual cause is a library whose threads do not survive a fork" in told[0]
-        assert "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process" in told[0]
+        assert "main waits for worker process 1" in shown[0]
+        assert "with start method 'fork' the usual cause is a library whose threads do not survive a fork" in shown[0]
+        assert "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process" in shown[0]
     node.shutdown()
 
 

@@ -143,11 +143,11 @@ def test_processes_without_a_loader_and_that_do_not_exist_are_named():
     result = run("top", os.getpid())
     assert (result.returncode, result.stdout) == (1, "")
     assert f"no running loader of process {os.getpid()}" in result.stderr
-    gone = subprocess.Popen(["true"])
-    gone.wait()
-    result = run("stats", gone.pid)
+    exited = subprocess.Popen(["true"])
+    exited.wait()
+    result = run("stats", exited.pid)
     assert result.returncode == 1
-    assert f"no process {gone.pid}" in result.stderr
+    assert f"no process {exited.pid}" in result.stderr
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")

@@ -274,5 +274,5 @@ os.kill(os.getpid(), numbers[0])
 held = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd") if name != "3"]
 print("unharmed", sum("torchdata-stacks" in one for one in held))
 """
-    told = output_of(script)
-    assert told in ("unharmed 0\n", "unharmed 1\n"), "one descriptor at most, however many loaders there were"
+    shown = output_of(script)
+    assert shown in ("unharmed 0\n", "unharmed 1\n"), "one descriptor at most, however many loaders there were"

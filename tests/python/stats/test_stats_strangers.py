@@ -39,8 +39,8 @@ def planted(change=lambda content: None, seals=fcntl.F_SEAL_SHRINK):
     return made
 
 
-def packed(place, value):
-    return lambda content: struct.pack_into("<I", content, place, value)
+def packed(offset, value):
+    return lambda content: struct.pack_into("<I", content, offset, value)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def packed(place, value):
     ],
 )
 def test_a_damaged_board_is_named_and_the_other_boards_are_shown(change, seals, words):
-    attaching._told.clear()
+    attaching._reported.clear()
     descriptors = [planted(), planted(change, seals), planted()]
     try:
         with pytest.warns(RuntimeWarning, match=f"process {os.getpid()} has counters that are left out: .*{words}"):
@@ -95,13 +95,13 @@ def test_names_of_pipes_and_command_lines_are_shown_without_control_characters()
         "https://u:hunter4@h/",
     ]
     with subprocess.Popen([sys.executable, *program], stdin=subprocess.PIPE) as child:
-        told = attaching._command(child.pid)
-        while "-c" not in told:  # The forked process needs some time until it runs the new program.
-            told = attaching._command(child.pid)
+        command = attaching._command(child.pid)
+        while "-c" not in command:  # The forked process needs some time until it runs the new program.
+            command = attaching._command(child.pid)
         child.communicate(b"\n")
-    assert "\x1b" not in told
-    assert "hunter" not in told
-    assert "\\x1b]52" in told
+    assert "\x1b" not in command
+    assert "hunter" not in command
+    assert "\\x1b]52" in command
 
 
 def container(folder, host=(100, 1), **processes):
@@ -122,7 +122,7 @@ def test_processes_in_a_container_are_shown_with_their_ids_outside_the_container
     assert attaching._numbers(999) is None
     board = SimpleNamespace(
         full=True,
-        read=lambda: [{"page": number, "pid": pid, "pipes": [], "place": ""} for number, pid in enumerate((7, 9))],
+        read=lambda: [{"page": number, "pid": pid, "pipes": [], "machine": ""} for number, pid in enumerate((7, 9))],
     )
     pages = read_board(board, {7: 200, 8: 201}).pages
     assert [page["pid"] for page in pages.values()] == [200, 0]

@@ -18,7 +18,7 @@ class Cluster(Answering):
     wbufsize = -1  # a buffer sends each answer in one piece, without delay
     buckets: dict[str, dict[str, tuple[bytes, int]]] = {}  # noqa: RUF012
 
-    def _place(self) -> tuple[str, str, str]:
+    def _parts(self) -> tuple[str, str, str]:
         url = urlsplit(self.path)
         _, _, kind, bucket, *name = url.path.split("/", 4)
         provider = parse_qs(url.query).get("provider", ["ais"])[0]
@@ -26,7 +26,7 @@ class Cluster(Answering):
 
     def do_GET(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        kind, bucket, name = self._place()
+        kind, bucket, name = self._parts()
         if bucket not in self.buckets:
             self.answer(f'bucket "{bucket}" does not exist'.encode(), 404)
         elif kind == "buckets":
@@ -60,7 +60,7 @@ class Cluster(Answering):
         self.answer(content, status, headers)
 
     def do_PUT(self) -> None:
-        _, bucket, name = self._place()
+        _, bucket, name = self._parts()
         content = self.rfile.read(int(self.headers["Content-Length"]))
         version = self.buckets[bucket][name][1] + 1 if name in self.buckets[bucket] else 1
         self.buckets[bucket][name] = content, version
@@ -71,7 +71,7 @@ def ais_server(buckets: dict[str, dict[str, bytes]]) -> AbstractContextManager[s
     as_text = {
         bucket: {name: content.hex() for name, content in objects.items()} for bucket, objects in buckets.items()
     }
-    return server_process(__file__, told=json.dumps(as_text))
+    return server_process(__file__, given=json.dumps(as_text))
 
 
 if __name__ == "__main__":

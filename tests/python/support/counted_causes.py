@@ -153,11 +153,11 @@ def _wait(total: float, count: int = 1, since: int = 0) -> dict[str, int]:
 
 
 def _page(number: int, role: int, pipes: list[Page], flows: list[Page], seconds: float, **more: Any) -> Page:
-    nothing = dict.fromkeys(("carried", "current", "heard", "inside", "inside_samples"), 0)
+    nothing = dict.fromkeys(("carried", "current", "arrived", "inside", "inside_samples"), 0)
     nothing |= dict.fromkeys(("lived", "ran", "stood", "restarts", "signal", "snapshots", "stack", "began"), 0)
     waits = {"first": _wait(0, 0), "idle": _wait(0, 0), "span": _wait(seconds)}
-    about = {"page": number, "role": role, "number": max(0, number - 1), "pid": os.getpid(), "place": ""}
-    return {**nothing, **waits, **about, "gone": False, "epoch": 1, "pipes": pipes, "flows": flows, **more}
+    about = {"page": number, "role": role, "number": max(0, number - 1), "pid": os.getpid(), "machine": ""}
+    return {**nothing, **waits, **about, "exited": False, "epoch": 1, "pipes": pipes, "flows": flows, **more}
 
 
 def _pipe(name: str, location: str = "", items: int = 0, own: float | None = None, **more: Any) -> Page:

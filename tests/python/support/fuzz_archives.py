@@ -37,7 +37,7 @@ PROMISED = (
 _MOST_READ = 8 << 20
 
 
-def _check_says(message: str, what: str) -> None:
+def _check_text(message: str, what: str) -> None:
     assert what in message, message
 
 
@@ -139,12 +139,12 @@ def zip_bytes(rng: random.Random) -> bytes:
             info = zipfile.ZipInfo(rng.choice(_NAMES).replace("\0", "") or "e")
             archive.writestr(info, b"content " * rng.randint(0, 90), kind)
     data = bytearray(out.getvalue())
-    place = data.find(b"PK\1\2")
-    while place >= 0 and rng.random() < 0.7:
+    offset = data.find(b"PK\1\2")
+    while offset >= 0 and rng.random() < 0.7:
         field, width = rng.choice(((20, 4), (24, 4), (42, 4), (28, 2), (30, 2), (8, 2), (10, 2), (16, 4)))
         value = rng.choice((0, 1, 30, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF, rng.getrandbits(16))) % 256**width
-        data[place + field : place + field + width] = value.to_bytes(width, "little")
-        place = data.find(b"PK\1\2", place + 1)
+        data[offset + field : offset + field + width] = value.to_bytes(width, "little")
+        offset = data.find(b"PK\1\2", offset + 1)
     return bytes(data)
 
 
@@ -171,7 +171,7 @@ def rar(rng: random.Random) -> None:
     except RecursionError as error:
         raise AssertionError("a RecursionError came through") from error
     except (rarfile.Error, OSError, EOFError) as error:
-        _check_says(str(error) + "".join(getattr(error, "__notes__", [])), "RarArchiveLoader")
+        _check_text(str(error) + "".join(getattr(error, "__notes__", [])), "RarArchiveLoader")
 
 
 def compressed(rng: random.Random) -> None:
@@ -240,7 +240,7 @@ def tfrecords(rng: random.Random) -> None:
     except RecursionError as error:
         raise AssertionError("a RecursionError came through") from error
     except RuntimeError as error:
-        _check_says(str(error), "'f'")
+        _check_text(str(error), "'f'")
 
 
 def _contents() -> dict[str, bytes]:
@@ -270,7 +270,7 @@ def decoders(rng: random.Random) -> None:
         # If an image claims a huge size, Pillow raises its own error, and the pipe passes this error on.
         if not isinstance(error, (ValueError, OSError, Image.DecompressionBombError)):
             raise
-        _check_says("".join(error.__notes__), f"RoutedDecoder was decoding 'a.{extension}'")
+        _check_text("".join(error.__notes__), f"RoutedDecoder was decoding 'a.{extension}'")
 
 
 _CONTENTS: dict[str, bytes] = {}

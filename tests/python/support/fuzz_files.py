@@ -37,27 +37,27 @@ def mutated(rng: random.Random, data: bytes, most: int = 4) -> bytes:
     for _ in range(rng.randint(1, most)):
         if not changed:
             return rng.randbytes(rng.randint(0, 40))
-        place = rng.randrange(len(changed))
-        end = min(len(changed), place + rng.choice((1, 2, 8, 64, 512)))
+        offset = rng.randrange(len(changed))
+        end = min(len(changed), offset + rng.choice((1, 2, 8, 64, 512)))
         match rng.randrange(8):
             case 0:
-                changed[place] ^= 1 << rng.randrange(8)
+                changed[offset] ^= 1 << rng.randrange(8)
             case 1:
-                changed[place] = rng.choice(b"\0\xff\x80\x7f\n/.0 9-=")
+                changed[offset] = rng.choice(b"\0\xff\x80\x7f\n/.0 9-=")
             case 2:
-                changed[place:end] = rng.randbytes(end - place)
+                changed[offset:end] = rng.randbytes(end - offset)
             case 3:
-                del changed[place:]
+                del changed[offset:]
             case 4:
-                del changed[place:end]
+                del changed[offset:end]
             case 5:
-                changed[place:place] = changed[place:end] * rng.choice((1, 2, 50))
+                changed[offset:offset] = changed[offset:end] * rng.choice((1, 2, 50))
             case 6:
                 size, order = rng.choice((1, 2, 4, 8)), rng.choice(("little", "big"))
-                changed[place : place + size] = (rng.choice(_EDGES) % 256**size).to_bytes(size, order)
+                changed[offset : offset + size] = (rng.choice(_EDGES) % 256**size).to_bytes(size, order)
             case 7:
                 other = rng.randrange(len(changed))
-                changed[other : other + end - place] = changed[place:end]
+                changed[other : other + end - offset] = changed[offset:end]
     return bytes(changed)
 
 

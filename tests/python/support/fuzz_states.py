@@ -119,7 +119,7 @@ def _with_checksums(state: dict[str, Any]) -> dict[str, Any]:
         return state
 
 
-def _go_on(make: Callable[[], Iterator[Any]]) -> None:
+def _resume(make: Callable[[], Iterator[Any]]) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -140,7 +140,7 @@ def _of_loader(state: Any) -> None:
         except (ValueError, TypeError):
             return
     with loader:
-        _go_on(lambda: iter(loader))
+        _resume(lambda: iter(loader))
 
 
 def _loader_value(rng: random.Random) -> None:
@@ -158,8 +158,8 @@ def _shaken(rng: random.Random, value: Any) -> Any:
     if isinstance(value, bytes):
         return mutated(rng, value)
     if isinstance(value, (list, tuple)) and value:
-        place = rng.randrange(len(value))
-        return type(value)([*value[:place], _shaken(rng, value[place]), *value[place + 1 :]])
+        offset = rng.randrange(len(value))
+        return type(value)([*value[:offset], _shaken(rng, value[offset]), *value[offset + 1 :]])
     if isinstance(value, dict) and value:
         name = rng.choice(list(value))
         return {**value, name: _shaken(rng, value[name])}
@@ -175,7 +175,7 @@ def _graph_value(rng: random.Random) -> None:
         load_state(pipe, state, allow_pickle=False)
     except (ValueError, TypeError):
         return
-    _go_on(lambda: iter(pipe))
+    _resume(lambda: iter(pipe))
 
 
 def _plain_pickle(rng: random.Random) -> None:
@@ -212,9 +212,9 @@ def _of_hub(rng: random.Random) -> None:
     frames += [struct.pack("<BHQq", 3, 16, number, -number) for number in (0, 1, 5)]
     frames += [struct.pack("<BHBI4s", 9, 9, fault, 1, b"\1\0\0\0") for fault in (0, 5, 6, 255)]
     frames += [bytes([kind, 0, 0]) for kind in (5, 7, 8)]
-    said = b"".join(rng.choice(frames) for _ in range(rng.randint(1, 6)))
+    content = b"".join(rng.choice(frames) for _ in range(rng.randint(1, 6)))
     with socket.create_connection(address) as stranger:
-        stranger.sendall(said if rng.random() < 0.3 else mutated(rng, said))
+        stranger.sendall(content if rng.random() < 0.3 else mutated(rng, content))
         try:
             meeting.open(0.002)
         finally:

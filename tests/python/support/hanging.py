@@ -110,15 +110,15 @@ class ClockOfHangs:
 
 
 @contextlib.contextmanager
-def stalls_told(there: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Iterator[list[str]]:
-    told: list[str] = []
+def stalls_reported(there: Path, monkeypatch: pytest.MonkeyPatch, *words: str) -> Iterator[list[str]]:
+    shown: list[str] = []
 
-    def tell(message: Warning | str, category: type[Warning], *_rest: object) -> None:
+    def report(message: Warning | str, category: type[Warning], *_rest: object) -> None:
         if category.__name__ == "StallWarning" and all(word in str(message) for word in words):
-            told.append(str(message))
+            shown.append(str(message))
             there.touch()
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", tell)
-        yield told
+        monkeypatch.setattr(warnings, "showwarning", report)
+        yield shown

@@ -13,7 +13,7 @@ import pytest
 from process_checks import shared_mappings, wait_for
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.remote.dispatching import DispatchingChild, pickled
-from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup, Told
+from torchdata._engine.remote.host import About, Host, Pulled, Pushed, RemoteSetup
 from torchdata._engine.remote.worker import RemoteWorker
 from torchdata._engine.workers.child import ChildSetup
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -34,13 +34,13 @@ class LocalActor:
             raise ConnectionError("the host is gone")
 
     def _call(self, pool: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        before, behind = self._dice.random() * self._delay, self._dice.random() * self._delay
+        before, after = self._dice.random() * self._delay, self._dice.random() * self._delay
         arguments = pickle.loads(pickle.dumps(arguments, protocol=5))
 
         def run() -> Any:
             time.sleep(before)
             result = pickle.loads(pickle.dumps(function(*arguments), protocol=5))
-            time.sleep(behind)
+            time.sleep(after)
             self.check()
             return result
 
@@ -49,14 +49,14 @@ class LocalActor:
     def begin(self) -> Future[About]:
         return self._call("pull0", self.host.begin)
 
-    def tell(self, lane: int, told: Told) -> None:
-        self._call(f"tell{lane}", self.host.tell, lane, told)
+    def push(self, lane: int, pushed: Pushed) -> None:
+        self._call(f"tell{lane}", self.host.push, lane, pushed)
 
     def pull(self, lane: int, most: int) -> Future[Pulled]:
         return self._call(f"pull{lane}", self.host.pull, lane, most)
 
-    def stand(self, wakes: bool) -> Future[tuple[str, str]]:
-        return self._call("look", self.host.stand, wakes)
+    def current_frame(self, wakes: bool) -> Future[tuple[str, str]]:
+        return self._call("look", self.host.current_frame, wakes)
 
     def end(self) -> Future[None]:
         return self._call("look", self.host.end)
@@ -116,11 +116,11 @@ def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
     before = shared_mappings()  # A failed earlier test may have left mappings.
     yield
 
-    def are_gone() -> bool:
+    def have_exited() -> bool:
         gc.collect()
         return bool(shared_mappings() <= before)
 
-    wait_for(are_gone)
+    wait_for(have_exited)
 
 
 def read_here_and_there(

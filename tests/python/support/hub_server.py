@@ -21,22 +21,22 @@ class _Handler(Answering):
         self.server.asked.append(path)
         api, contents = f"/api/datasets/{NAME}", f"/datasets/{NAME}/resolve/"
         if path.startswith(f"{api}/tree"):
-            found = [{"type": "file", "path": name, **_told(body)} for name, body in files.items()]
+            found = [{"type": "file", "path": name, **_meta(body)} for name, body in files.items()]
             self.answer(json.dumps(found).encode())
         elif path.startswith(api):
             siblings = [{"rfilename": name} for name in files]
-            told = {"id": NAME, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}
-            self.answer(json.dumps(told).encode())
+            shown = {"id": NAME, "sha": COMMIT, "siblings": siblings, "tags": [], "private": False}
+            self.answer(json.dumps(shown).encode())
         elif path.startswith(contents) and (name := path.rpartition("/")[2]) in files:
             body, status, headers = self.requested(files[name])
-            self.answer(body, status, {"ETag": f'"{_told(files[name])["oid"]}"', "X-Repo-Commit": COMMIT, **headers})
+            self.answer(body, status, {"ETag": f'"{_meta(files[name])["oid"]}"', "X-Repo-Commit": COMMIT, **headers})
         else:
             self.answer(b"", 404, {"X-Error-Code": "EntryNotFound" if path.startswith(contents) else "RepoNotFound"})
 
     do_HEAD = do_GET
 
 
-def _told(body: bytes) -> dict[str, Any]:
+def _meta(body: bytes) -> dict[str, Any]:
     return {"size": len(body), "oid": hashlib.sha1(body).hexdigest()}
 
 

@@ -109,12 +109,12 @@ def state(pid):
         return "X"
 
 
-def told(pid):
+def shown(pid):
     status = Path(f"/proc/{pid}/status")
     lines = status.read_text().splitlines() if status.exists() else []
     kept = [line for line in lines if line.startswith(("State", "PPid", "Threads", "SigBlk", "SigPnd", "ShdPnd"))]
     return f"{pid} {kept} {cmdline(pid)!r}".replace("\\t", " ")
 
 
-def is_gone(pid):
+def has_exited(pid):
     return state(pid) in "ZX"

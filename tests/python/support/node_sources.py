@@ -51,26 +51,26 @@ class Epochs:
         return iter([(self.epoch, number) for number in range(self.size)])
 
 
-class Places:
+class Positions:
     """A stream with a position. An iteration begins at the loaded position, or at 0 if no state was loaded."""
 
     def __init__(self, size: int) -> None:
-        self.size, self.place, self.begun, self.loaded = size, 0, 0, False
+        self.size, self.position, self.begun, self.loaded = size, 0, 0, False
 
     def __iter__(self) -> Iterator[int]:
         if not self.loaded:
-            self.place = 0
+            self.position = 0
         self.loaded = False
         return self.rest()
 
     def rest(self) -> Iterator[int]:
-        self.begun += self.place == 0
-        while self.place < self.size:
-            self.place += 1
-            yield self.place
+        self.begun += self.position == 0
+        while self.position < self.size:
+            self.position += 1
+            yield self.position
 
     def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
+        return {"position": self.position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.place, self.loaded = state_dict["place"], True
+        self.position, self.loaded = state_dict["position"], True

@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from streams_of_users import GOING_ON, CountsAtOnce, CountsEpochs, Draws, TakesAgain, TakesOnce  # noqa: F401
+from streams_of_users import RESUMING, CountsAtOnce, CountsEpochs, Draws, TakesAgain, TakesOnce  # noqa: F401
 from torchdata.nodes import BaseNode, Loader
 
 
@@ -29,13 +29,13 @@ class Uncheckpointed(BaseNode[int]):
         super().reset(initial_state)
         if initial_state is not None:
             raise NotImplementedError("no states here")
-        self.place = 0
+        self.position = 0
 
     def next(self) -> int:
-        if self.place == self.size:
+        if self.position == self.size:
             raise StopIteration
-        self.place += 1
-        return self.place - 1
+        self.position += 1
+        return self.position - 1
 
     def get_state(self) -> dict[str, Any]:
         raise NotImplementedError("no states here")
@@ -65,7 +65,7 @@ def run(loader: Loader[Any], plan: Plan, save_at: tuple[int, int] | None = None)
     return epochs, state
 
 
-def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random, share: float = 1.0) -> int:
+def resumes(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random, share: float = 1.0) -> int:
     whole, _ = run(Loader(make()), plan)
     held = 0
     for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):

@@ -165,11 +165,11 @@ def check_states_at_each_call(build: Callable[[], Any], step: int) -> int:
             sys.setprofile(None)
         if saving.state is None:
             return number // step - 1
-        place = len(got)
-        if place < len(epochs[0]):
+        position = len(got)
+        if position < len(epochs[0]):
             with build() as other:
                 other.load_state_dict(saving.state)
-                assert [*map(repr, other)] == epochs[0][place:], f"at call {number}"
+                assert [*map(repr, other)] == epochs[0][position:], f"at call {number}"
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from leftovers import (  # noqa: F401 - tests take some from here
     cmdline,
     descriptors,
     fork_server,
-    is_gone,
+    has_exited,
     shared_files,
     shared_mappings,
     started_children,

@@ -67,10 +67,10 @@ class Scribbler:
             # Most writes hit the beginning of a memory page, where headers and the current messages of a ring are
             # stored.
             page = rng.choice([0, 0, 1, rng.randrange(1 + length // 4096)])
-            place = (4096 * page + rng.randrange(rng.choice([768, 1600, 4096]))) % length
-            size = min(rng.choice([1, 4, 8, 64, 512]), length - place)
+            offset = (4096 * page + rng.randrange(rng.choice([768, 1600, 4096]))) % length
+            size = min(rng.choice([1, 4, 8, 64, 512]), length - offset)
             written = rng.choice([rng.randbytes(size), bytes(size), b"\xff" * size])
-            ctypes.memmove(first + place, written, size)
+            ctypes.memmove(first + offset, written, size)
 
 
 class Scribbles:

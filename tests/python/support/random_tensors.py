@@ -135,9 +135,9 @@ def write_everywhere(draw, tensors):
     seen = []
     for tensor in tensors:
         if tensor.numel():
-            place = tuple(draw.randrange(size) for size in tensor.shape)
-            tensor[place] = tensor[tuple(draw.randrange(size) for size in tensor.shape)]
-            flipped = tensor[place].reshape(1).view(torch.uint8)
+            index = tuple(draw.randrange(size) for size in tensor.shape)
+            tensor[index] = tensor[tuple(draw.randrange(size) for size in tensor.shape)]
+            flipped = tensor[index].reshape(1).view(torch.uint8)
             flipped ^= 1
         seen.append([content(each) for each in tensors])
     return seen

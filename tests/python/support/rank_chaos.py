@@ -296,8 +296,8 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
                 resumed = now
             # The suspended victim resumes after all other ranks have exited. Before Python 3.14, a rank that exits
             # while it uses torch may abort.
-            others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
-            late = struck + 2 * plan.timeout + (1 if others_gone else 12)
+            others_exited = all(rank.exit is not None for rank in ranks if rank is not victim)
+            late = struck + 2 * plan.timeout + (1 if others_exited else 12)
             if plan.action == "stop and go on late" and now > late:
                 victim.signal(signal.SIGCONT)
                 resumed = now
@@ -318,7 +318,7 @@ def judge(
 ) -> dict[str, Any]:
     """Every rank except the victim must end in time, with whole epochs or with an error that names the victim."""
     broken: list[str] = []
-    told: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
     gentle = plan.action == "stop and go on soon"
     for rank in ranks:
         is_victim = rank.rank == plan.victim
@@ -328,12 +328,12 @@ def judge(
         outcome = rank.find("outcome")
         if outcome is None:
             broken.append("the victim hangs after it went on" if is_victim else "hang")
-            told.append({"rank": rank.rank, "hang": True})
+            shown.append({"rank": rank.rank, "hang": True})
             continue
         since = outcome["at"] - (struck if struck is not None else outcome["at"])
-        told.append({"rank": rank.rank, "after": round(since, 2), "kind": outcome["kind"], "text": outcome["text"]})
-        told[-1]["shutdown"] = round(leaves["at"] - outcome["at"], 2) if leaves else None
-        told[-1]["exit"] = round(rank.exit[0] - outcome["at"], 2) if rank.exit else None
+        shown.append({"rank": rank.rank, "after": round(since, 2), "kind": outcome["kind"], "text": outcome["text"]})
+        shown[-1]["shutdown"] = round(leaves["at"] - outcome["at"], 2) if leaves else None
+        shown[-1]["exit"] = round(rank.exit[0] - outcome["at"], 2) if rank.exit else None
         whole = [ITEMS, ITEMS // 2 if plan.leaves else ITEMS, ITEMS]
         if outcome["counts"] != whole[: len(outcome["counts"])]:
             broken.append("an epoch ended as if complete")
@@ -362,7 +362,7 @@ def judge(
             broken.append("C++ gave up")
     if left:
         broken.append("processes left")
-    return {"plan": asdict(plan), "struck": struck is not None, "told": told, "broken": broken, "outputs": outputs}
+    return {"plan": asdict(plan), "struck": struck is not None, "shown": shown, "broken": broken, "outputs": outputs}
 
 
 def blamed(text: str) -> set[int]:
@@ -384,7 +384,7 @@ def check(plan: Plan) -> int:
     if plan.results is not None:
         with open(plan.results, "a") as file:
             file.write(json.dumps(result) + "\n")
-    lines = [json.dumps(told) for told in result["told"]]
+    lines = [json.dumps(shown) for shown in result["shown"]]
     lines += [f"output of rank {rank}: {output[-3000:]}" for rank, output in result["outputs"].items() if output]
     assert not result["broken"], "\n".join([f"broke: {', '.join(result['broken'])}", *lines])
     return len(lines)

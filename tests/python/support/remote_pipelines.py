@@ -64,7 +64,7 @@ def numbered(count: int) -> Any:
     return IterableWrapper(range(count)).shuffle().sharding_filter()
 
 
-def dealt(count: int, before: Any = as_it_is, shuffles: bool = True) -> Any:
+def spread(count: int, before: Any = as_it_is, shuffles: bool = True) -> Any:
     pipe: Any = IterableWrapper(range(count))
     pipe = before(pipe.shuffle() if shuffles else pipe)
     return pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
@@ -77,14 +77,14 @@ PIPELINES = {
     "uneven": lambda: numbered(150).flatmap(many).map(str),
     "fewer items than workers": lambda: numbered(1).map(double),
 }
-DEALT = {
-    "numbers, dealt": lambda: dealt(300).map(double).batch(3),
-    "arrays, dealt": lambda: listed(dealt(80, lambda pipe: pipe.map(array))),
-    "random, dealt": lambda: dealt(120, lambda pipe: pipe.map(drawn)).map(str),
-    "uneven, dealt": lambda: dealt(150).flatmap(many).map(str),
-    "two passes": lambda: dealt(60).cycle(2),
-    "shares left early": lambda: dealt(90).header(7),
-    "one item, dealt": lambda: dealt(1).map(double),
+DISPATCHED = {
+    "numbers, dealt": lambda: spread(300).map(double).batch(3),
+    "arrays, dealt": lambda: listed(spread(80, lambda pipe: pipe.map(array))),
+    "random, dealt": lambda: spread(120, lambda pipe: pipe.map(drawn)).map(str),
+    "uneven, dealt": lambda: spread(150).flatmap(many).map(str),
+    "two passes": lambda: spread(60).cycle(2),
+    "shares left early": lambda: spread(90).header(7),
+    "one item, dealt": lambda: spread(1).map(double),
 }
 
 

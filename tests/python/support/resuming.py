@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from torchdata.datapipes._pipe.graph.traversal import walk
-from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
+from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, threads_paused
 
 
 def start(number: int) -> None:
@@ -100,8 +100,8 @@ def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: 
     return whole
 
 
-def stood(pipe: Any) -> bytes:
-    with standing_still(walk(pipe)):
+def read_some(pipe: Any) -> bytes:
+    with threads_paused(walk(pipe)):
         return pickle.dumps((save_state(pipe), save_generators()))
 
 
@@ -116,7 +116,7 @@ def check_graph_resumes(make: Callable[[], Any], end: Callable[[Any], Any] = lam
             assert [list(pipe) for _ in range(epoch)] == epochs[:epoch]
             reading = islice(pipe, position)
             list(reading)
-            saved = stood(pipe)
+            saved = read_some(pipe)
             end(pipe)
             for _ in range(2):  # the second time, the state is saved right after the iteration has begun
                 start(99)
@@ -124,7 +124,7 @@ def check_graph_resumes(make: Callable[[], Any], end: Callable[[Any], Any] = lam
                 load_state(pipe := make(), state)
                 load_generators(generators)
                 begun = iter(pipe)
-                saved = stood(pipe)
+                saved = read_some(pipe)
                 found = list(begun), list(pipe)
                 end(pipe)
                 assert found == (epochs[epoch][position:], epochs[epoch + 1]), (epoch, position)

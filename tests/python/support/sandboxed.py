@@ -25,7 +25,7 @@ class _Program(ctypes.Structure):
 def forbid(calls: list[str], code: int) -> None:
     numbers = [_NUMBERS[platform.machine()][call] for call in calls]
     steps = [(_LOAD, 0, 0, 0)]
-    steps += [(_EQUAL, len(numbers) - place, 0, number) for place, number in enumerate(numbers)]
+    steps += [(_EQUAL, len(numbers) - index, 0, number) for index, number in enumerate(numbers)]
     steps += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _FAIL | code)]
     packed = b"".join(struct.pack("<HBBI", *step) for step in steps)
     program = _Program(len(steps), packed)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from going_on import Walk
+from resumed import Walk
 
 
 class Reads:
@@ -47,23 +47,23 @@ def shuffled(numbers: Sequence[int], seed: int) -> Sequence[int]:
 class TakesOnce(Plain):
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self.place = self.start = 0
+        self.position = self.start = 0
 
     def __iter__(self) -> Iterator[Any]:
-        self.place, self.start = self.start, 0
+        self.position, self.start = self.start, 0
         yield from self.rest()
 
     def rest(self) -> Iterator[Any]:
         numbers = self.numbers()
-        while self.place < len(numbers):
-            self.place += 1
-            yield self.item(numbers[self.place - 1])
+        while self.position < len(numbers):
+            self.position += 1
+            yield self.item(numbers[self.position - 1])
 
     def state_dict(self) -> Any:
-        return {"place": self.place}
+        return {"position": self.position}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        self.start = state_dict["place"]
+        self.start = state_dict["position"]
 
 
 class CountsEpochs(TakesOnce):
@@ -77,17 +77,17 @@ class CountsEpochs(TakesOnce):
 
     def begin(self) -> None:
         if not self.is_loaded:
-            self.epoch, self.place = self.epoch + 1, 0
+            self.epoch, self.position = self.epoch + 1, 0
         self.is_loaded = False
 
     def numbers(self) -> Sequence[int]:
         return shuffled([1000 * self.epoch + number for number in self.shard()], self.epoch)
 
     def state_dict(self) -> Any:
-        return {"place": self.place, "epoch": self.epoch}
+        return {"position": self.position, "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        self.place, self.epoch, self.is_loaded = state_dict["place"], state_dict["epoch"], True
+        self.position, self.epoch, self.is_loaded = state_dict["position"], state_dict["epoch"], True
 
 
 class CountsAtOnce(CountsEpochs):
@@ -96,29 +96,29 @@ class CountsAtOnce(CountsEpochs):
         return self.rest()
 
 
-class BeginsAnew(TakesOnce):
+class BeginsAgain(TakesOnce):
     def __iter__(self) -> Iterator[Any]:
         yield from self.rest()
-        self.place = 0
+        self.position = 0
 
     def load_state_dict(self, state_dict: Any) -> None:
-        self.place = state_dict["place"]
+        self.position = state_dict["position"]
 
 
-class GoesOn(TakesOnce):
+class Resumes(TakesOnce):
     epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
-        for number in self.numbers()[self.place :]:
-            self.place += 1
+        for number in self.numbers()[self.position :]:
+            self.position += 1
             yield self.item(number, self.epoch)
-        self.place, self.epoch = 0, self.epoch + 1
+        self.position, self.epoch = 0, self.epoch + 1
 
     def state_dict(self) -> Any:
-        return {"place": self.place, "epoch": self.epoch}
+        return {"position": self.position, "epoch": self.epoch}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        self.place, self.epoch = state_dict["place"], state_dict["epoch"]
+        self.position, self.epoch = state_dict["position"], state_dict["epoch"]
 
 
 class TakesAgain(TakesOnce):
@@ -130,43 +130,43 @@ class TakesAgain(TakesOnce):
         self.has_begun = False
 
     def __iter__(self) -> Iterator[Any]:
-        self.has_begun, self.place = True, 0 if self.loaded is None else self.loaded["place"]
+        self.has_begun, self.position = True, 0 if self.loaded is None else self.loaded["position"]
         yield from self.rest()
 
     def state_dict(self) -> Any:
-        return {"place": self.place} if self.has_begun else None
+        return {"position": self.position} if self.has_begun else None
 
     def load_state_dict(self, state_dict: Any) -> None:
         self.loaded = state_dict
 
 
-class ItsOwnIterator(GoesOn):
+class ItsOwnIterator(Resumes):
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __next__(self) -> Any:
         numbers = self.numbers()
-        if self.place >= len(numbers):
-            self.place, self.epoch = 0, self.epoch + 1
+        if self.position >= len(numbers):
+            self.position, self.epoch = 0, self.epoch + 1
             raise StopIteration
-        self.place += 1
-        return self.item(numbers[self.place - 1], self.epoch)
+        self.position += 1
+        return self.item(numbers[self.position - 1], self.epoch)
 
 
 class LiveState(CountsEpochs):
     """A stream that modifies the state dicts that were returned or loaded before."""
 
     def __init__(self, size: int) -> None:
-        self.live: dict[str, Any] = {"place": 0, "epoch": 0, "history": [[0]]}
+        self.live: dict[str, Any] = {"position": 0, "epoch": 0, "history": [[0]]}
         super().__init__(size)
 
     @property
-    def place(self) -> Any:
-        return self.live["place"]
+    def position(self) -> Any:
+        return self.live["position"]
 
-    @place.setter
-    def place(self, value: int) -> None:
-        self.live["place"] = value
+    @position.setter
+    def position(self, value: int) -> None:
+        self.live["position"] = value
         self.live["history"][0][0] = value
 
     @property
@@ -181,7 +181,7 @@ class LiveState(CountsEpochs):
         return self.live
 
     def load_state_dict(self, state_dict: Any) -> None:
-        assert state_dict["history"] == [[state_dict["place"]]]
+        assert state_dict["history"] == [[state_dict["position"]]]
         self.live, self.is_loaded = state_dict, True
 
 
@@ -195,7 +195,7 @@ class Draws(CountsEpochs):
         if self.is_loaded:
             self.generator.setstate(self.before)
         else:
-            self.place = 0
+            self.position = 0
         self.is_loaded, self.before = False, self.generator.getstate()
         self.order = list(range(self.size))
         self.generator.shuffle(self.order)
@@ -204,10 +204,10 @@ class Draws(CountsEpochs):
         return self.order
 
     def state_dict(self) -> Any:
-        return {"place": self.place, "before": self.before}
+        return {"position": self.position, "before": self.before}
 
     def load_state_dict(self, state_dict: Any) -> None:
-        self.place, self.before, self.is_loaded = state_dict["place"], state_dict["before"], True
+        self.position, self.before, self.is_loaded = state_dict["position"], state_dict["before"], True
 
 
 class ItemsOf(Walk):
@@ -245,7 +245,7 @@ class WalkedInOrder(Walked):
 
 class NeedsArguments(TakesOnce):
     def __iter__(self) -> Iterator[Any]:
-        self.place = 0
+        self.position = 0
         yield from self.rest()
 
     def state_dict(self, consumed: int) -> Any:  # type: ignore[override]
@@ -255,7 +255,7 @@ class NeedsArguments(TakesOnce):
         raise AssertionError("nobody has a state")
 
 
-GOING_ON: list[Callable[[int], Any]] = [GoesOn, ItsOwnIterator]
+RESUMING: list[Callable[[int], Any]] = [Resumes, ItsOwnIterator]
 STATEFUL: list[Callable[[int], Any]] = [
-    TakesOnce, CountsEpochs, CountsAtOnce, BeginsAnew, TakesAgain, LiveState, Draws, Walked, WalkedInOrder, *GOING_ON
+    TakesOnce, CountsEpochs, CountsAtOnce, BeginsAgain, TakesAgain, LiveState, Draws, Walked, WalkedInOrder, *RESUMING
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from going_on import Walk, plain
+from resumed import Walk, plain
 
 
 class Numbers(Dataset[int]):

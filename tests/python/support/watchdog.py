@@ -6,7 +6,7 @@ import signal
 import time
 from pathlib import Path
 
-from leftovers import cmdline, descendants, is_gone
+from leftovers import cmdline, descendants, has_exited
 
 
 def session_of(pid):
@@ -18,7 +18,7 @@ def session_of(pid):
 
 def session(number):
     pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    return [pid for pid in pids if session_of(pid) == number and not is_gone(pid)]
+    return [pid for pid in pids if session_of(pid) == number and not has_exited(pid)]
 
 
 def survivors_of(number, seconds=5.0):

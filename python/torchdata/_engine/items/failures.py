@@ -73,7 +73,7 @@ def reraise(description: tuple[Any, ...]) -> NoReturn:
         if note not in notes_of(error):  # a pickled exception may already contain the notes
             add_note(error, note)
     if what == "first":
-        _tell(error, f"Caught {name} in {where}.\nOriginal {text}".rstrip())
+        _set_message(error, f"Caught {name} in {where}.\nOriginal {text}".rstrip())
     raise error
 
 
@@ -92,11 +92,11 @@ _ADVICE = {
 }
 
 
-def _tell(error: BaseException, message: str) -> None:
+def _set_message(error: BaseException, message: str) -> None:
     arguments, shown = error.args, text_of(error)
     if not arguments or (len(arguments) == 1 and shown in (_safely(str, arguments[0]), _safely(repr, arguments[0]))):
-        told = _VerbatimKey(message) if isinstance(error, KeyError) else message
-        BaseException.args.__set__(error, (told,))  # type: ignore[attr-defined] # its class may forbid this
+        argument = _VerbatimKey(message) if isinstance(error, KeyError) else message
+        BaseException.args.__set__(error, (argument,))  # type: ignore[attr-defined] # its class may forbid this
         if message in (text_of(error) or ""):
             return
         BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]

@@ -51,7 +51,7 @@ def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
             again = _put_together(form)
             if _is_like(again, error, form):
                 forms.append(form)
-            _let_go(again)
+            _discard(again)
     return forms
 
 
@@ -90,20 +90,20 @@ def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
     file = LimitedFile(room)
     try:
         pickle.Pickler(file, protocol=5).dump(value)
-        _let_go(pickle.loads(file.content))
+        _discard(pickle.loads(file.content))
     except Exception:
         return None
     return bytes(file.content)
 
 
-def _let_go(tried: object) -> None:
+def _discard(tried: object) -> None:
     """Closes a rebuilt exception's resources that would cause warnings when they are deleted, such as the file of an
     HTTPError.
     """
     if isinstance(tried, BaseException):
         members = tried.exceptions if isinstance(tried, BaseExceptionGroup) else ()
         for one in (*members, *attributes_of(tried).values()):
-            _let_go(one)
+            _discard(one)
         return
     close = getattr(type(tried), "close", None)
     if close is not None and hasattr(type(tried), "__del__"):

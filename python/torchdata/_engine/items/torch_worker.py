@@ -20,26 +20,26 @@ from torchdata.datapipes._pipe.state import generators
 _MODULE = "torch.utils.data"
 
 
-def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: bool = False) -> None:
+def set_worker_info(worker_id: int, num_workers: int, datapipe: Any, *, is_local: bool = False) -> None:
     """Makes torch see this process as a worker. If `is_local` is True, torch's own `default_collate` is kept, because
     it is faster for items that stay in this process."""
 
-    def tell(module: Any) -> None:
+    def set_info(module: Any) -> None:
         show_worker(worker_id, num_workers, datapipe)
         if not is_local:
             collate_where_items_leave(module._utils.collate)
 
     loaded = sys.modules.get(_MODULE)
     if loaded is None:
-        call_when_imported("worker info", {_MODULE: _tell})
-        splitting.telling = tell
+        call_when_imported("worker info", {_MODULE: _set_info})
+        splitting.set_info = set_info
     else:
-        tell(loaded)
+        set_info(loaded)
 
 
-def _tell(module: Any) -> None:
-    assert splitting.telling is not None
-    splitting.telling(module)
+def _set_info(module: Any) -> None:
+    assert splitting.set_info is not None
+    splitting.set_info(module)
 
 
 @contextlib.contextmanager

@@ -71,9 +71,9 @@ class ChildName(str):
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
         # Only the first pickle of the name reaches the child, so later pickles do not contain the code.
-        if start is None or getattr(start, "_was_told", False):
+        if start is None or getattr(start, "_has_code", False):
             return str, (str(self),)
-        start._was_told = True
+        start._has_code = True
         first = [_Call(exec, _CONTINUE, {}), _Call(gc.set_threshold, EARLY_THRESHOLD)]
         if (path := main_without_file()) is not None:
             first.append(_Call(exec, _LEAVE_MAIN_OUT, {"path": path}))
@@ -164,21 +164,21 @@ class SharedPickle:
         # The contents are written to the file, because a write raises an error if memory is lacking, whereas access to
         # mapped memory would cause SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
-            places: list[tuple[int, int, bool]] = []
+            spans: list[tuple[int, int, bool]] = []
             written: dict[tuple[int, int], tuple[int, int, bool]] = {}
             for part in (memoryview(pickled), *buffers):
                 is_bytes = isinstance(part, bytes)
-                memory = None if isinstance(part, bytes) or not places else _immutable_memory(part)
+                memory = None if isinstance(part, bytes) or not spans else _immutable_memory(part)
                 if memory is None or memory not in written:
                     file.write(b"\0" * (is_bytes * _ALIGNMENT + -file.tell() % _ALIGNMENT))
-                    places.append((file.tell(), file.tell() + len(part), is_bytes))
+                    spans.append((file.tell(), file.tell() + len(part), is_bytes))
                     file.write(part)
                     file.write(b"\0" * is_bytes)
                 else:
-                    places.append(written[memory])
+                    spans.append(written[memory])
                 if memory is not None:
-                    written[memory] = places[-1]
-            index = pickle.dumps(places)
+                    written[memory] = spans[-1]
+            index = pickle.dumps(spans)
             file.write(index)
             file.write(_LENGTH.pack(len(index)))
         if is_sealed:
@@ -189,10 +189,10 @@ class SharedPickle:
         this process never unmaps the memory."""
         whole = memoryview(mmap.mmap(self._owned.fileno(), 0, access=mmap.ACCESS_COPY))
         (length,) = _LENGTH.unpack(whole[-_LENGTH.size :])
-        places = pickle.loads(whole[-_LENGTH.size - length : -_LENGTH.size])
+        spans = pickle.loads(whole[-_LENGTH.size - length : -_LENGTH.size])
         pickled, *buffers = (
             _bytes_at(whole, start, end, is_permanent) if is_bytes else whole[start:end]
-            for start, end, is_bytes in places
+            for start, end, is_bytes in spans
         )
         try:
             return loads(pickled, buffers)

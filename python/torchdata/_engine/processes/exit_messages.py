@@ -38,14 +38,14 @@ _BY_SIGNAL = {
 
 def exit_message(child: Any) -> str:
     """`child` is a `ChildProcess`."""
-    how, advice = how_it_died(child)
+    how, advice = how_it_exited(child)
     return f"{how}; {advice}. The items that it had sent were delivered as far as their order allows."
 
 
-def how_it_died(child: Any) -> tuple[str, str]:
+def how_it_exited(child: Any) -> tuple[str, str]:
     code = child.exitcode
-    if child.told is not None:
-        how, advice = "died", child.told
+    if child.exit_reason is not None:
+        how, advice = "died", child.exit_reason
     elif code is None:
         how = "died"
         advice = f"the cause is not known, because {_why_unknown(child)}"

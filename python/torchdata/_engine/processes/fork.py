@@ -195,15 +195,15 @@ class _Target:
     def __call__(self) -> None:
         with _ended_after(LIMITS[self.tries - 1]):
             for step, take in enumerate(LOCKS.values()):
-                self._say(step)
+                self._write_step(step)
                 take()
-        self._say(_BEGUN)
+        self._write_step(_BEGUN)
         os.close(self.writer)
         # The read end is closed last, because writing to a pipe fails if all its read ends are closed.
         os.close(self.reader)
         self.target(*self.args)
 
-    def _say(self, step: int) -> None:
+    def _write_step(self, step: int) -> None:
         os.write(self.writer, _STEP.pack(self.number, step))
 
 
@@ -300,13 +300,13 @@ def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[
         # Exits are checked before messages are read, because a child may send a message right before its exit. Only
         # children that were killed because of a held lock are forked again. Other exits are reported when the main
         # process waits for the child's items.
-        dead = [number for number, child in waiting.items() if child.ended]
+        exited = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
-        for number, step in _said(reader):
+        for number, step in _read_steps(reader):
             waiting[number].target.step = step
             if step == _BEGUN:
                 waiting.pop(number).leave_alone()
-        for number in dead:
+        for number in exited:
             waiting.pop(number, None)
         for number in locked:
             child = waiting.get(number)
@@ -319,7 +319,7 @@ def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[
         deliver()
 
 
-def _said(reader: int) -> Iterator[tuple[int, int]]:
+def _read_steps(reader: int) -> Iterator[tuple[int, int]]:
     with contextlib.suppress(BlockingIOError):
         while True:
             yield from _STEP.iter_unpack(os.read(reader, 512 * _STEP.size))

@@ -44,10 +44,10 @@ from torchdata._threads import OUT_OF_TASKS
 
 _LOOK = 0.02
 _NAME, _PROCESS_NAME = "the forking process", f"{PREFIX}forking process"
-_GONE = "the forking process has ended: "
-_KILLED = f"{_GONE}it was killed"
+_ENDED = "the forking process has ended: "
+_KILLED = f"{_ENDED}it was killed"
 _NO_THREADS = ". The main process cannot fork instead, because it may have started threads since"
-_NOT_UP = f"{_GONE}see its output above. Either the program's main module has failed there, or {OUT_OF_TASKS}"
+_NOT_UP = f"{_ENDED}see its output above. Either the program's main module has failed there, or {OUT_OF_TASKS}"
 _STUCK = (
     "the forking process has not answered for {:.0f} s, and was killed: it was stopped (SIGSTOP, "
     "a debugger, the freezer of a container), or the machine is far too busy"
@@ -162,7 +162,7 @@ class ForkingProcess:
                 self._end()
                 raise
             except ConnectionError:
-                raise self._why_gone() from None
+                raise self._exit_error() from None
             reply = self._replies.pop(number)
         if isinstance(reply, OSError):
             raise reply
@@ -202,7 +202,7 @@ class ForkingProcess:
         elif self._up_since is None:
             self._up_since, ForkingProcess._grace = time.monotonic(), _LOOK
 
-    def _why_gone(self) -> Exception:
+    def _exit_error(self) -> Exception:
         if not self.is_over:
             self.has_failed = self._up_since is None
             self._process.wait(_ENDING)

@@ -29,7 +29,7 @@ from typing import Any
 
 from torchdata._handlers import CAN_BE_HELD, handled_signals
 from torchdata._machine import caught_signals
-from torchdata._native import take_no_notice
+from torchdata._native import ignore_signal
 
 #: Seconds between two checks whether the main thread has left a finalizer.
 LATER = 0.001
@@ -160,8 +160,8 @@ def interrupts_blocked() -> Iterator[None]:
 def block_all_but_own_sigterm() -> None:
     """Blocks all signals except SIGTERM, which ends this process only if the process sends it to itself."""
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
-        signal.signal(signal.SIGTERM, _take_no_notice)
-        take_no_notice(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, _ignore_signal)
+        ignore_signal(signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_SETMASK, set(CAN_BE_HELD) - {signal.SIGTERM})
 
 
@@ -192,8 +192,8 @@ class MainSignals:
                 signal.signal(number, signal.SIG_DFL)
             elif signal.getsignal(number) != signal.SIG_IGN and not is_a_librarys:
                 # A Python function is installed, because user code could not save and restore a native handler.
-                signal.signal(number, _take_no_notice)
-                take_no_notice(number)
+                signal.signal(number, _ignore_signal)
+                ignore_signal(number)
                 _deaf.append(number)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
 
@@ -201,23 +201,23 @@ class MainSignals:
 _deaf: list[int] = []
 
 
-def _take_no_notice(number: int, _frame: FrameType | None) -> None:
+def _ignore_signal(number: int, _frame: FrameType | None) -> None:
     """The handler of a signal that children ignore. A native handler normally replaces this function, because only
     native code can determine the sender of the signal. If user code installs another handler and later restores this
     function, the next signal installs the native handler again.
     """
-    take_no_notice(number)
+    ignore_signal(number)
 
 
-def _hear_again() -> None:
+def _receive_again() -> None:
     """Restores the default actions of signals in a process that user code has forked inside a child."""
     while _deaf:
         number = _deaf.pop()
-        if signal.getsignal(number) is _take_no_notice:
+        if signal.getsignal(number) is _ignore_signal:
             signal.signal(number, signal.SIG_DFL)
 
 
-os.register_at_fork(after_in_child=_hear_again)
+os.register_at_fork(after_in_child=_receive_again)
 
 
 def _send_later(numbers: list[int]) -> None:

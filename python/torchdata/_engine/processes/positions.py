@@ -22,7 +22,7 @@ from torchdata._redacting import printable
 
 MOST = 3
 #: The device and inode numbers of files that a warning has named.
-_told: set[tuple[int, int]] = set()
+_reported: set[tuple[int, int]] = set()
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class SharedPositions:
         if self._skips:
             self._skips = False
             return
-        files = {number: identity for number, identity in self._files.items() if identity not in _told}
+        files = {number: identity for number, identity in self._files.items() if identity not in _reported}
         reads = {pid: count for pid in self._pids() if (count := _reads_of(pid)) is not None} if files else {}
         own = _reads_of(os.getpid()) if len(reads) > 1 else None
         if own is not None:
@@ -72,7 +72,7 @@ class SharedPositions:
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]
         if len(readers) < 2:
             return None
-        _told.update(self._files[number] for number in moved)
+        _reported.update(self._files[number] for number in moved)
         return _words([os.readlink(f"/proc/self/fd/{number}") for number in moved])
 
 

@@ -127,7 +127,7 @@ class ChildProcess(ABC):
         self.exitcode: int | None = None
         self.is_orphan = False
         #: For a worker on another machine, a description of its exit, which replaces the exit code in messages.
-        self.told: str | None = None
+        self.exit_reason: str | None = None
         self._watch: Pidfd | None = None
         self._pipes: Popen | None = None
         self._has_ended = False
@@ -214,11 +214,11 @@ class ChildProcess(ABC):
 
         return working_time(self.pid or 0)
 
-    def where_it_stands(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
-        from torchdata._observe.outside.stacks import where_it_stands
+    def current_frame(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
+        from torchdata._observe.outside.stacks import current_frame
 
         number, descriptor = (page["signal"], page["stack"]) if page is not None else (0, 0)
-        return where_it_stands(self.pid or 0, number, descriptor, wakes=wakes)
+        return current_frame(self.pid or 0, number, descriptor, wakes=wakes)
 
     @property
     def called(self) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.processes.shutdown import end_before_others
 from torchdata._engine.remote.dispatching import DispatchingChild, pickled
-from torchdata._engine.remote.host import About, Host, Pulled, RemoteSetup, Told
+from torchdata._engine.remote.host import About, Host, Pulled, Pushed, RemoteSetup
 from torchdata._engine.remote.worker import RemoteWorker, VersionsDiffer
 from torchdata._engine.workers.child import ChildSetup
 from torchdata._engine.workers.group import default_budget
@@ -116,8 +116,8 @@ class Cluster:
         if cause is not None:  # code in the host process has raised the error
             return f"its host reports: {type(cause).__name__}: {cause}"
         # Lines that begin with a space are omitted, because they contain only the name and the ids of Ray's actor.
-        said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
-        return said if isinstance(error, VersionsDiffer) else f"Ray reports: {said or repr(error)}"
+        message = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
+        return message if isinstance(error, VersionsDiffer) else f"Ray reports: {message or repr(error)}"
 
 
 class _Actor:
@@ -147,15 +147,15 @@ class _Actor:
     def begin(self) -> Future[About]:
         return self._ask("begin")
 
-    def tell(self, lane: int, told: Told) -> None:
+    def push(self, lane: int, pushed: Pushed) -> None:
         with self._cluster.stay():
-            self._call("tell", lane, told, group=f"tell{lane}")
+            self._call("push", lane, pushed, group=f"push{lane}")
 
     def pull(self, lane: int, most: int) -> Future[Pulled]:
         return self._ask("pull", lane, most, group=f"pull{lane}")
 
-    def stand(self, wakes: bool) -> Future[tuple[str, str]]:
-        return self._ask("stand", wakes, group="look")
+    def current_frame(self, wakes: bool) -> Future[tuple[str, str]]:
+        return self._ask("current_frame", wakes, group="look")
 
     def end(self) -> Future[None]:
         return self._ask("end", group="look")

@@ -3,9 +3,9 @@
 Role: the host spawns the worker as a separate process, because user code needs a main thread, and because a crash of
 user code must not end the host. The host forwards the contents of the worker's links without decoding them.
 
-A lane is a pair of links, one per direction. The main process calls `tell` to send messages to the worker, and `pull`
+A lane is a pair of links, one per direction. The main process calls `push` to send messages to the worker, and `pull`
 to get messages of the worker. They run in separate threads. Several calls of `pull` are always waiting at the host, so
-that the host can return messages immediately. All calls of `tell` and `pull` are numbered, because they may arrive out
+that the host can return messages immediately. All calls of `push` and `pull` are numbered, because they may arrive out
 of order. The first lane (pair of links) transmits commands and the worker's items. The second lane (pair of links)
 transmits items from the dispatching process, which runs on the main process's machine.
 """
@@ -105,11 +105,11 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Told:
+class Pushed:
     """A message from the main process to a host.
 
     Args:
-        number: the number of this call of `tell`, from 0 for each pair of links.
+        number: the number of this call of `push`, from 0 for each pair of links.
         words: the integers in the shared memory of the main process's links, such as the current epoch's number; None
             if all integers are unchanged.
         holds: whether the host must stop returning items, because the main process lacks space for further items.
@@ -163,9 +163,9 @@ class _WorkerLane:
 
     def __init__(self, inbound: Link, outbound: Link, bells: BellBoard, own: int) -> None:
         self.carrier = Carrier(inbound, outbound, bells, own, WORKER)
-        self._told, self._pulled = 0, 0
-        self._early: dict[int, Told] = {}
-        self._telling, self._pulling = threading.Lock(), threading.Lock()
+        self._pushed, self._pulled = 0, 0
+        self._early: dict[int, Pushed] = {}
+        self._pushing, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
         #: The number of bytes in received messages, and the number of bytes that were passed to the worker.
         self._came, self._passed = 0, 0
@@ -174,25 +174,25 @@ class _WorkerLane:
         self._has_ended = False
         threading.Thread(target=self._pass_on, name="torchdata-commands", daemon=True).start()
 
-    def tell(self, told: Told) -> None:
-        with self._telling:
-            self._early[told.number] = told
-            while (earliest := self._early.pop(self._told, None)) is not None:
-                self._told += 1
-                self._hear(earliest)
+    def push(self, pushed: Pushed) -> None:
+        with self._pushing:
+            self._early[pushed.number] = pushed
+            while (earliest := self._early.pop(self._pushed, None)) is not None:
+                self._pushed += 1
+                self._receive(earliest)
 
-    def _hear(self, told: Told) -> None:
-        if told.words is not None:
-            self.carrier.put_words(told.words)
-        if told.frame:
-            self._came += bytes_of(told.frame)
-            self._frames.put(told.frame)
-        if told.holds != self.holds:
-            self.holds = told.holds
+    def _receive(self, pushed: Pushed) -> None:
+        if pushed.words is not None:
+            self.carrier.put_words(pushed.words)
+        if pushed.frame:
+            self._came += bytes_of(pushed.frame)
+            self._frames.put(pushed.frame)
+        if pushed.holds != self.holds:
+            self.holds = pushed.holds
             self.carrier.ring()
 
     def _pass_on(self) -> None:
-        """Writes received messages to the worker's link. This method runs in a separate thread, so that `tell` does not
+        """Writes received messages to the worker's link. This method runs in a separate thread, so that `push` does not
         wait for space in the link."""
         while (frame := self._frames.get()) is not None:
             while not self.carrier.put(frame) and not self._has_ended:
@@ -275,7 +275,7 @@ class Host:
             link.close_descriptor()
         self._lanes: list[_WorkerLane] = []
         self._beginning, self._has_ended = threading.Lock(), False
-        self._heard, self._parent = time.monotonic(), os.getppid()
+        self._received, self._parent = time.monotonic(), os.getppid()
         threading.Thread(target=self._watch, name="torchdata-host", daemon=True).start()
 
     def begin(self) -> About:
@@ -291,13 +291,13 @@ class Host:
         exitcode = child.exitcode if child.ended else None
         return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 
-    def tell(self, lane: int, told: Told) -> None:
+    def push(self, lane: int, pushed: Pushed) -> None:
         """Receives a message on the pair of links `lane`: 0 for commands and items, 1 for dispatched items."""
-        self._heard = time.monotonic()
-        self._lanes[lane].tell(told)
+        self._received = time.monotonic()
+        self._lanes[lane].push(pushed)
 
     def pull(self, lane: int, most: int) -> Pulled:
-        self._heard = time.monotonic()
+        self._received = time.monotonic()
         look = self._look if lane == 0 else lambda _: None  # the lane of dispatched items reports nothing on the worker
         return self._lanes[lane].pull(most, look, lambda: self._child.exitcode)
 
@@ -312,9 +312,9 @@ class Host:
         times = int(ran * 1e9), int(stood * 1e9), int(lived * 1e9)
         return Seen(self._stats.carry_out(WORKER), times, self._child.is_stopped)
 
-    def stand(self, wakes: bool) -> tuple[str, str]:
+    def current_frame(self, wakes: bool) -> tuple[str, str]:
         page = next((page for page in self._stats.read() if page["page"] == WORKER), None)
-        return self._child.where_it_stands(page, wakes)
+        return self._child.current_frame(page, wakes)
 
     def end(self) -> None:
         """Kills the worker when the host ends, because a suspended worker would not notice the end of the host."""
@@ -326,7 +326,7 @@ class Host:
         """
         child = self._child
         while not child.ended:
-            if time.monotonic() - self._heard > DEAF:
+            if time.monotonic() - self._received > DEAF:
                 os._exit(1)
             with contextlib.suppress(OSError):
                 connection.wait([child.sentinel()], LOOK)

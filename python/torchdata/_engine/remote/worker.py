@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from torchdata._engine.processes.process import ChildProcess
-from torchdata._engine.remote.host import About, Pulled, Seen, Told, apart, bytes_of, versions
+from torchdata._engine.remote.host import About, Pulled, Pushed, Seen, apart, bytes_of, versions
 from torchdata._engine.workers.child import MAIN, ChildSetup
 from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import Carrier, Link, OwnedDescriptor, StatsBoard
@@ -27,7 +27,7 @@ from torchdata._threads import Latch
 #: The number of `pull` calls that wait at a host, so that the host prepares one frame while it sends another.
 AHEAD = 2
 #: The maximum size in bytes of one message to a host.
-TOLD = 1 << 20
+MOST_PUSHED = 1 << 20
 # This bit of a link's first shared integer asks the worker to stop.
 #: The lower bits of the integer contain the number of the current epoch.
 _END = 1 << 32
@@ -110,12 +110,12 @@ class RemoteWorker(ChildProcess):
             return None
         return float(page["ran"] + page["stood"]) / 1e9
 
-    def where_it_stands(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
+    def current_frame(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
         actor = self._actor
         try:
             if actor is None or self.about is None:
                 return "not up yet", "It has no stack yet."
-            where, stack = actor.stand(wakes).result(ANSWERED)
+            where, stack = actor.current_frame(wakes).result(ANSWERED)
             return where, stack
         except Exception as error:  # Ray may raise any error if a host does not answer
             return "not to be asked", f"Its host reports no stack: {self._hosts.why(error)}."
@@ -142,14 +142,14 @@ class RemoteWorker(ChildProcess):
         try:
             self._carry(actor)
         except BaseException as error:
-            self.told = self._hosts.why(error)
+            self.exit_reason = self._hosts.why(error)
         if self._is_killed and self.about is not None:
             with contextlib.suppress(Exception):
                 actor.end().result(ENDED)
         with contextlib.suppress(Exception):
             actor.kill()
         if self.about is not None:
-            self._board.set_gone(self._setup.page)
+            self._board.set_exited(self._setup.page)
         self._has_ended = True
         self._ring()
         with contextlib.suppress(OSError):
@@ -165,7 +165,7 @@ class RemoteWorker(ChildProcess):
         differences = _differences(about.versions)
         if differences:
             raise VersionsDiffer(differences)
-        self._board.set_place(self._setup.page, f"{about.address} {actor.identity}")
+        self._board.set_machine(self._setup.page, f"{about.address} {actor.identity}")
         setup, lines = self._setup, self._setup.lines
         bells, most = setup.common.bells.shared, self._hosts.chunk_bytes
         (output,) = lines.outputs
@@ -208,7 +208,7 @@ class RemoteWorker(ChildProcess):
         if one.frame:
             self._board.count_carried(page, bytes_of(one.frame))
         if one.seen is not None:
-            self._board.hear(page, one.seen.counts, one.seen.times)
+            self._board.receive(page, one.seen.counts, one.seen.times)
             self._seen = one.seen
 
     @property
@@ -235,9 +235,9 @@ class _Lane:
         most: no further items are added to a message once the message has this many bytes.
     """
 
-    def __init__(self, number: int, actor: Any, carrier: Carrier, most: int, goes_on: Callable[[], bool]) -> None:
+    def __init__(self, number: int, actor: Any, carrier: Carrier, most: int, is_open: Callable[[], bool]) -> None:
         self._number, self._actor, self._carrier = number, actor, carrier
-        self._most, self._goes_on = most, goes_on
+        self._most, self._is_open = most, is_open
 
     def ring(self) -> None:
         self._carrier.ring()
@@ -249,19 +249,19 @@ class _Lane:
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
         arrived = _Arrived(carrier, self._most)
-        told = pulled = 0
+        pushed = pulled = 0
         holds = is_full = False
         ring = _ringing(self)
-        while self._goes_on():
+        while self._is_open():
             actor.check()
             arrived.put()
-            words, messages = carrier.take(0 if is_full else TOLD)
+            words, messages = carrier.take(0 if is_full else MOST_PUSHED)
             if words is not None and words[0] & _END:
                 arrived.end()
             if words is not None or messages or holds != arrived.is_much:
                 holds = arrived.is_much
-                actor.tell(number, Told(told, words, apart(messages), holds))
-                told += 1
+                actor.push(number, Pushed(pushed, words, apart(messages), holds))
+                pushed += 1
             while len(pulls) < AHEAD:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)

@@ -16,7 +16,7 @@ from typing import Any
 from torchdata._engine.snapshots import Announced, Resumption
 from torchdata._engine.workers.hangs import STARTING
 from torchdata._engine.workers.members import begins
-from torchdata._engine.workers.restart import GLANCE, Gone, Received, Restarts
+from torchdata._engine.workers.restart import GLANCE, Ended, Received, Restarts
 
 ALL = 1 << 62
 REPEATED = 600.0
@@ -52,12 +52,12 @@ class EpochRestarts(Restarts):
         self.begin(run.number)
         self._repeating = frozenset()
 
-    def _check(self, dead: Sequence[int]) -> None:
+    def _check(self, exited: Sequence[int]) -> None:
         if not self.has_called:
             return
-        members, index = self._members, dead[0]
+        members, index = self._members, exited[0]
         process, worker = members.processes[index], index if index < members.num_workers else None
-        how, advice = self._how_it_died(process)
+        how, advice = self._how_it_exited(process)
         raise members.program_class.exit_error(
             process,
             worker,
@@ -108,7 +108,7 @@ class EpochRestarts(Restarts):
         while self._repeating:
             index = min(self._repeating)
             self._repeating -= {index}
-            with contextlib.suppress(Gone):
+            with contextlib.suppress(Ended):
                 look = self.look_at_all(index)
                 while not members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, look):
                     if time.monotonic() >= deadline:
@@ -118,8 +118,8 @@ class EpochRestarts(Restarts):
                         )
 
     def look_at_all(self, index: int) -> Callable[[], None]:
-        """Returns a function that raises `Gone` if the child has exited or was replaced. With a dispatching process,
-        the function also raises `Gone` if another child has exited, because the child may wait for the exited child
+        """Returns a function that raises `Ended` if the child has exited or was replaced. With a dispatching process,
+        the function also raises `Ended` if another child has exited, because the child may wait for the exited child
         forever.
         """
         look, processes = self.look_at(index), self._members.processes
@@ -129,7 +129,7 @@ class EpochRestarts(Restarts):
             look()
             others = enumerate(processes) if self._members.dispatches else ()
             if processes[index] is not process or any(one.ended for i, one in others if not self.rests(i)):
-                raise Gone
+                raise Ended
 
         return look_at_all
 
@@ -138,7 +138,7 @@ class EpochRestarts(Restarts):
         seconds = None if hangs is None else max(STARTING, hangs.most)
         try:
             self._members.send(index, kind, number, *content, seconds=seconds, tick=self.look_at(index))
-        except Gone:
+        except Ended:
             pass
         except TimeoutError:
             if hangs is not None and seconds is not None:

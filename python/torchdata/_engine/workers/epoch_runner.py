@@ -66,9 +66,9 @@ class EpochRunner:
         opens = None if self.dispatched is None else self._open_dispatched
         share = None if self.dispatched is None else self._share
         programs = self.programs = program.replicas(len(setup.shards))
-        for place, (shard, each) in enumerate(zip(setup.shards, programs, strict=True)):
-            if place:
-                programs[place - 1].leave()
+        for index, (shard, each) in enumerate(zip(setup.shards, programs, strict=True)):
+            if index:
+                programs[index - 1].leave()
             most = setup.largest_snapshot
             each.prepare(ChildInfo(shard, setup.num_shards, setup.dispatches, opens, share, most))
         if len(programs) > 1:
@@ -104,7 +104,7 @@ class EpochRunner:
         command waits in `pending` until the running epoch has ended.
         """
         kind, serial, number, *content = command
-        step, before, behind = self.obedience.obey(kind, number)
+        step, before, after = self.obedience.obey(kind, number)
         if before:
             self.commands.acknowledge(serial)
         if step == "leave":
@@ -113,7 +113,7 @@ class EpochRunner:
             self._run_epoch(number, *content)
         elif step == "apply":
             self._apply(*content)
-        if behind:
+        if after:
             self.commands.acknowledge(serial)
         return step
 
@@ -121,7 +121,7 @@ class EpochRunner:
         self.programs[left].leave()
         self.programs[entered].enter()
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         return self._obey(self._next_command()) != "leave"
 
     def _next_command(self) -> tuple[Any, ...]:
@@ -162,19 +162,19 @@ class EpochRunner:
         links, turn = start.starts, start.turn
         if not self.setup.dispatches:
             links = [(one.starts or _FROM_THE_BEGINNING)[0] for one in each]
-            turn = next((place for place, shard in enumerate(shards) if shard >= start.turn), 0)
+            turn = next((index for index, shard in enumerate(shards) if shard >= start.turn), 0)
         self.sender.start_epoch(epoch, 1, links, turn)
         if self.dispatched is not None:
             self.dispatched.start_epoch(epoch, self.setup.window, [start.share], None, start.passed)
-            if announced == Announced.DEALT:
+            if announced == Announced.DISPATCHED:
                 self.dispatched.await_relayed(epoch)
                 self.sender.send_relayed()  # before the graph reads ahead and receives later snapshots
         try:
             self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, each))
         finally:
             self.obedience.leave()
-            for place, program in enumerate(self.programs):
-                program.end_epoch(self._has_failed and place == self.turns.entered)
+            for index, program in enumerate(self.programs):
+                program.end_epoch(self._has_failed and index == self.turns.entered)
             self.counting.end()
             if self.dispatched is not None:
                 # Dispatched items that this worker leaves unread would block other workers.
@@ -187,30 +187,30 @@ class EpochRunner:
     def _begin_epoch(
         self, seeds: Sequence[bytes], iter_reset_fn: Any, announced: int, starts: Sequence[Resumption]
     ) -> Any:
-        for place, (program, seed) in enumerate(zip(self.programs, seeds, strict=True)):
-            self.turns.enter(place)
+        for index, (program, seed) in enumerate(zip(self.programs, seeds, strict=True)):
+            self.turns.enter(index)
             program.epoch = self.epoch - 1
             program.begin_epoch(seed, iter_reset_fn)
-            self.counting.bind(program.datapipe, place)
+            self.counting.bind(program.datapipe, index)
         iterators = []
-        for place, start in enumerate(starts):  # after all shards are seeded, because one shard may read for all shards
-            self.turns.enter(place)
-            iterators.append(self._begin_shard(place, announced, start))
+        for index, start in enumerate(starts):  # after all shards are seeded, because one shard may read for all shards
+            self.turns.enter(index)
+            iterators.append(self._begin_shard(index, announced, start))
         return iterators[0] if len(iterators) == 1 else tuple(iterators)
 
-    def _begin_shard(self, place: int, announced: int, start: Resumption) -> Iterator[Any]:
-        program = self.programs[place]
+    def _begin_shard(self, index: int, announced: int, start: Resumption) -> Iterator[Any]:
+        program = self.programs[index]
         # Only a graph that starts from its beginning sends a snapshot before it reads its sources.
         unread = announced and start.content is None
         # Threads of pipes must not read ahead before this worker has sent its snapshot, because the threads might wait
         # forever for dispatched items, which other workers delay until the snapshot is sent.
         with beginning_unread() if unread else nullcontext():
-            iterator = program.go_on_from(start.content, start.strict)
+            iterator = program.resume_from(start.content, start.strict)
             if unread:
                 # If a command is waiting, `send_snapshot` does nothing, and `pump` sends the snapshot later.
                 self._announces = True
                 try:
-                    self.sender.send_snapshot(place)
+                    self.sender.send_snapshot(index)
                 finally:
                     self._announces = False
         return iterator
@@ -218,7 +218,7 @@ class EpochRunner:
     def _begin_pass(self) -> Iterator[Any]:
         (program,) = self.programs
         self.counting.bind(program.datapipe)
-        return program.go_on_from(None)
+        return program.resume_from(None)
 
     def _send_pass(self, begin: Callable[[], Any]) -> bool:
         """Returns False if a command ends the epoch."""
@@ -229,7 +229,7 @@ class EpochRunner:
                 while failure is None:
                     if self.sender.pump(iterator, self.turns):
                         return True
-                    if not self._goes_on():
+                    if not self._continues():
                         return False
                     failure = self.failure  # `call(function)` may have failed meanwhile
         except Interrupted:
@@ -243,7 +243,7 @@ class EpochRunner:
                 add_note(error, f"The object is in item {self.sender.made()[1] + 1} of {whose} in this process.")
             failure = self.failure or describe(error, self.setup.where)
         while not self.sender.send_error(failure):
-            if not self._goes_on():
+            if not self._continues():
                 return False
         return True
 
@@ -252,7 +252,7 @@ class EpochRunner:
             return False
         self.counting.end()
         while not self.sender.next_pass():
-            if not self._goes_on():
+            if not self._continues():
                 return False
         self.counting.begin()
         return True
@@ -271,8 +271,8 @@ class EpochRunner:
         end with its exception."""
         try:
             if self.failure is None:
-                for place, program in enumerate(self.programs):
-                    self.turns.enter(place)
+                for index, program in enumerate(self.programs):
+                    self.turns.enter(index)
                     program.call(function)
         except BaseException as error:
             self.failure = describe(error, self.setup.where)

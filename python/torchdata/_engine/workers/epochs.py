@@ -21,7 +21,7 @@ from torchdata._engine.workers.epoch_restarts import EpochRestarts, RestartableE
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import NONE, Survived
 from torchdata._engine.workers.program import EpochProgram
-from torchdata._engine.workers.restart import Gone, Received
+from torchdata._engine.workers.restart import Ended, Received
 from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE
 
@@ -44,7 +44,7 @@ class StopPosition:
     given: list[snapshots.Account]
     turn: int
     resumptions: list[snapshots.Resumption | None]
-    kept: tuple[list[snapshots.Kept | None], snapshots.KeptDealt | None]
+    kept: tuple[list[snapshots.Kept | None], snapshots.KeptDispatched | None]
 
 
 class Children(Group):
@@ -58,7 +58,7 @@ class Children(Group):
             `want_large_snapshots`.
         survived: the kinds of exits after which a child is replaced.
         listener: an object with two methods, or None. Each epoch first calls `begin()`. Each result of
-            `EpochProgram.note` is passed to `hear(worker, note)`, which may raise an exception in the user's program.
+            `EpochProgram.note` is passed to `receive(worker, note)`, which may raise an error in the user's program.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class Children(Group):
             self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=timeout)
             self.watch(self.collector)
             if listener is not None:
-                self.collector.tell_note(listener.hear)
+                self.collector.take_note(listener.receive)
             own = weakref.ref(self)  # unlike a WeakMethod, this reference runs no Python code when it is collected
-            self.collector.tell_surplus(self.budget, lambda *what: own()._on_surplus(*what))  # type: ignore[union-attr]
+            self.collector.report_surplus(self.budget, lambda *what: own()._on_surplus(*what))  # type: ignore[union-attr]
         except BaseException:
             self.shutdown()
             raise
@@ -190,8 +190,8 @@ class Children(Group):
         found = self.collector.positions()
         if run is None or found is None:
             return None
-        positions, _, dealt = found
-        return replace(run, before=None), run.resume((positions, dealt))
+        positions, _, dispatched = found
+        return replace(run, before=None), run.resume((positions, dispatched))
 
     def want_large_snapshots(self) -> int:
         """Requests snapshots of any size. Returns the size in bytes of the largest snapshot that was too large to send,
@@ -244,15 +244,15 @@ class Children(Group):
             return time.monotonic()
         return began
 
-    def where_it_stands(self, page: dict[str, Any]) -> tuple[str, str]:
+    def current_frame(self, page: dict[str, Any]) -> tuple[str, str]:
         child: int = page["page"] - 1
-        return self._processes[child].where_it_stands(page)
+        return self._processes[child].current_frame(page)
 
     def _has_obeyed(self, index: int) -> bool:
         members = self._members
         try:
             return members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, self._look_at(index))
-        except Gone:
+        except Ended:
             self._check_alive()
             return False
 
@@ -265,7 +265,7 @@ class Children(Group):
                 tick = self._look_at(index)
                 self._members.send(index, kind, number, *content, seconds=self._timeout, tick=tick)
                 return
-            except Gone:
+            except Ended:
                 self._check_alive()
             except TimeoutError:
                 assert self._timeout is not None

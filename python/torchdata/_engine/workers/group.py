@@ -33,7 +33,7 @@ from torchdata._handlers import is_of_handler
 from torchdata._native import BellBoard, Collector, Link, StatsBoard
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Pages
-from torchdata._reporting import place_outside, warn_outside
+from torchdata._reporting import location_outside, warn_outside
 
 R = TypeVar("R", bound=Restarts)
 
@@ -90,7 +90,7 @@ class Group(OwnsChildren):
             pages = Pages(Counting(new(), MAIN_PAGE), 1, new)
         self.counting, self.first_page, new_board = pages
         self.stats = self.counting.board
-        common = CommonSetup.under(method, self.bells, place_outside())
+        common = CommonSetup.under(method, self.bells, location_outside())
         programs = [_shared(program, method)] * num_workers
         if dispatch is not None:
             programs.append(_shared(dispatch, method))
@@ -142,7 +142,7 @@ class Group(OwnsChildren):
         hangs = None
         if survived.hangs is not None:
             hangs = Hangs(self.members, self.stats, self.first_page, survived.hangs, survived.patience, in_order)
-        self.restarts = restarts = kind(self.members, self._context, self._shutdown, hangs, survived.deaths)
+        self.restarts = restarts = kind(self.members, self._context, self._shutdown, hangs, survived.exits)
         return restarts
 
     def start(self) -> list[Link]:
@@ -227,11 +227,11 @@ class Group(OwnsChildren):
             own = weakref.ref(self.restarts)
             collector.watch_and_replace(
                 signs,
-                lambda *what: own().on_death(*what),  # type: ignore[union-attr]
+                lambda *what: own().on_loss(*what),  # type: ignore[union-attr]
                 lambda *what: own().on_replace(*what),  # type: ignore[union-attr]
             )
             if self.restarts.hangs is not None:
-                collector.tell_hang(self.restarts.hangs.look)
+                collector.report_hang(self.restarts.hangs.look)
             return
         try:
             collector.watch(signs, self.members.report_exit)
@@ -249,10 +249,10 @@ class Group(OwnsChildren):
         if self.restarts is None:
             self.members.check_alive()
             return False
-        return self.restarts.replace_dead(collector)
+        return self.restarts.replace_processes(collector)
 
     def look_at(self, worker: int) -> Callable[[], object]:
-        """Returns a function that raises `Gone` if the worker has exited and will be replaced. If an exited worker is
+        """Returns a function that raises `Ended` if the worker has exited and will be replaced. If an exited worker is
         not replaced, the function raises another error.
         """
         if self.restarts is None:

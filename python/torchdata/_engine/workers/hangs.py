@@ -27,13 +27,13 @@ STARTING = 60.0
 #: the time.
 WORKING = 0.1
 #: A process on another machine is also considered to hang if its last counters are older than the process's time limit
-#: plus `UNHEARD` seconds.
-UNHEARD = 5.0
+#: plus `SILENCE` seconds.
+SILENCE = 5.0
 
 
 @dataclass(frozen=True)
 class Survived:
-    deaths: bool = False
+    exits: bool = False
     hangs: float | None = None
     patience: float | None = None
 
@@ -43,7 +43,7 @@ class Survived:
         return cls(loader.on_worker_exit == "restart", hangs, loader.patience)
 
     def __bool__(self) -> bool:
-        return self.deaths or self.hangs is not None
+        return self.exits or self.hangs is not None
 
 
 NONE = Survived()
@@ -54,7 +54,7 @@ class Hung:
     how: str
     stack: str
     limit: str
-    is_told: bool = False
+    shown: bool = False
 
 
 @dataclass
@@ -160,7 +160,7 @@ class Hangs:
                 seen = _Seen(counts, 0.0, waited)
             since = seen.since if seen.counts == counts else waited
             self._seen[worker] = _Seen(counts, since, waited)
-            known = waited - since - _unheard(pages.get(fault), limit)
+            known = waited - since - _silence(pages.get(fault), limit)
             if self._is_over(fault, pages.get(fault), known, limit):
                 ended |= self.end(fault, waited - since)
         return ended
@@ -264,28 +264,28 @@ class Hangs:
                 return False
             is_here = page is not None and self._is_at(page, child)
             stopped = self._is_stopped(child)
-            where, stack = process.where_it_stands(page if is_here else None, wakes=stopped)
+            where, stack = process.current_frame(page if is_here else None, wakes=stopped)
             pipe = pipe_at_work(page) if is_here else None
             runs = f", in {pipe}" if pipe else ""
             mark = self._marks.get(child)
             works = not stopped and mark is not None and mark.pid == pid and mark.works
             made, limit = ("worked, but yielded", "patience") if works else ("yielded", "timeout")
             how = f"{made} nothing for {duration(waited)}, {where}{runs}, and was killed for it (`{limit}`)"
-            self._hung[pid] = Hung(how, stack, limit, is_told=stopped)
+            self._hung[pid] = Hung(how, stack, limit, shown=stopped)
             process.kill()
         if stopped:  # other code must not report the exit of this suspended process
             warnings.warn(f"{process.called} {how}\n{stack}", RuntimeWarning, stacklevel=3)
         return True
 
 
-def _unheard(page: Any, limit: float) -> float:
+def _silence(page: Any, limit: float) -> float:
     """Returns the age of the last counters from another machine, in seconds; 0 if newer counters are overdue, so that
     the process is considered to hang.
     """
-    if page is None or not page["heard"]:
+    if page is None or not page["arrived"]:
         return 0.0
-    unheard = max(0.0, (time.monotonic_ns() - page["heard"]) / 1e9)
-    return unheard if unheard < limit + UNHEARD else 0.0
+    silence = max(0.0, (time.monotonic_ns() - page["arrived"]) / 1e9)
+    return silence if silence < limit + SILENCE else 0.0
 
 
 def _counts(page: Any) -> Any:

@@ -98,9 +98,9 @@ class Members:
         snapshots.
         """
         if starts is None:
-            return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN
+            return Announced.DISPATCHED if index == 0 and self.dispatches else Announced.OWN
         if index == 0 and self.dispatches and begins(starts[-1]):
-            return Announced.DEALT
+            return Announced.DISPATCHED
         return Announced.OWN if any(map(begins, self.starts_of(index, starts))) else Announced.NONE
 
     def items_of(self, worker: int) -> Link:

@@ -130,7 +130,7 @@ class EpochProgram(Program):
     @abstractmethod
     def snapshot(self, most: int | None = None, *, begins: bool = False, waits: bool = True) -> Taken | None:
         """Called between two items. Returns a snapshot, which consists of the result of `share` and of bytes for
-        `go_on_from`; None if no snapshot is possible now.
+        `resume_from`; None if no snapshot is possible now.
 
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.
@@ -146,7 +146,7 @@ class EpochProgram(Program):
         return None
 
     @abstractmethod
-    def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
+    def resume_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
         """Returns an iterator that resumes after the snapshot; if `snapshot` is None, it begins with the first item.
         Called after `begin_epoch`.
 

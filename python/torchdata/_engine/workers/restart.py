@@ -3,7 +3,7 @@
 The Rust engine (`protocol::Replacing`) decides which children are replaced, and when to give up.
 
 If an exception such as Ctrl-C interrupts the replacement, each child is either replaced completely or unchanged. If a
-call of `replace_dead` was interrupted, the next call replaces the children that were not replaced yet.
+call of `replace_processes` was interrupted, the next call replaces the children that were not replaced yet.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from multiprocessing.context import BaseContext
 from typing import NoReturn
 
 from torchdata._engine.errors import WorkerExitedError
-from torchdata._engine.processes.exit_messages import how_it_died
+from torchdata._engine.processes.exit_messages import how_it_exited
 from torchdata._engine.processes.forker import ForkingProcess
 from torchdata._engine.processes.forking_process import Inherited
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.processes.shutdown import KILLED, Shutdown
 from torchdata._engine.processes.start import new_child, start_all, start_method_of
-from torchdata._engine.snapshots import Account, Kept, KeptDealt
+from torchdata._engine.snapshots import Account, Kept, KeptDispatched
 from torchdata._engine.workers.child import run_child
 from torchdata._engine.workers.hangs import Hangs
 from torchdata._engine.workers.members import Members
@@ -35,15 +35,15 @@ GLANCE = 0.01
 
 #: A pair. The first member has, for each shard, the number of items that the main process has received (`Account`), and
 #: the shard's newest snapshot. The second member is the dispatching process's snapshot at the same positions.
-Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
+Received = tuple[list[tuple[Account, Kept | None]], KeptDispatched | None]
 
 
-class Gone(Exception):
+class Ended(Exception):
     """Raised if the process that should receive a command has exited or was replaced, or if the loader is shut down."""
 
 
 class Restarts:
-    """Replaces child processes. If `hangs` is given, children that hang are replaced; if `deaths` is True, children
+    """Replaces child processes. If `hangs` is given, children that hang are replaced; if `exits` is True, children
     that have exited are replaced."""
 
     def __init__(
@@ -52,10 +52,10 @@ class Restarts:
         context: BaseContext,
         shutdown: Shutdown,
         hangs: Hangs | None = None,
-        deaths: bool = True,
+        exits: bool = True,
     ) -> None:
         self._members = members
-        self.hangs, self._survives_deaths = hangs, deaths
+        self.hangs, self._survives_exits = hangs, exits
         self._context = context
         self._shutdown = shutdown
         self._forker: ForkingProcess | None = None
@@ -64,7 +64,7 @@ class Restarts:
         self._exitcodes: dict[int, int | None] = {}
         #: Exits of processes that the next warning must report. Each entry contains a description of an exit, the name
         #: of the loader's argument that allows the restart, and the stacks of a process that hung.
-        self._untold: list[tuple[str, str, str]] = []
+        self._queued: list[tuple[str, str, str]] = []
         #: Replacements that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
@@ -86,32 +86,32 @@ class Restarts:
     def rests(self, index: int) -> bool:
         return self._replacing.rests(index)
 
-    def replace_dead(self, collector: Collector) -> bool:
+    def replace_processes(self, collector: Collector) -> bool:
         """Replaces the children that have exited. Returns whether any child had exited. Raises WorkerExitedError if a
         child cannot be replaced."""
         processes = self._members.processes
         while True:
-            dead = [i for i, process in enumerate(processes) if process.ended and not self.rests(i)]
-            if not dead or collector.replace_dead(dead):
-                return bool(dead)
+            exited = [i for i, process in enumerate(processes) if process.ended and not self.rests(i)]
+            if not exited or collector.replace_processes(exited):
+                return bool(exited)
             time.sleep(GLANCE)  # a thread that is reading replaces the child itself
 
     def look_at(self, index: int) -> Callable[[], None]:
-        """Returns a function that raises `Gone` if the child has exited, or if the loader is shut down."""
+        """Returns a function that raises `Ended` if the child has exited, or if the loader is shut down."""
 
         def look() -> None:
             if self._members.processes[index].ended or self._shutdown.has_begun:
-                raise Gone
+                raise Ended
 
         return look
 
-    def _check(self, dead: Sequence[int]) -> None:
+    def _check(self, exited: Sequence[int]) -> None:
         """Raises an error if replacing the exited children would not allow the epoch to continue."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         """Sends commands to the new processes, which then resume after the items received from the old processes."""
 
-    def on_death(self, dead: Sequence[int], received: Sequence[int], ended: Sequence[bool], paused: bool) -> list[int]:
+    def on_loss(self, exited: Sequence[int], received: Sequence[int], ended: Sequence[bool], paused: bool) -> list[int]:
         """Ends the processes of the children that must be replaced, and returns these children.
 
         Args:
@@ -125,13 +125,13 @@ class Restarts:
         members = self._members
         shards = map(members.shards_of, range(members.num_workers))
         received = [sum(received[shard] for shard in each) for each in shards]
-        wanted = self._replacing.wanted(dead, self._ended(ended))
-        for index in dead:
+        wanted = self._replacing.wanted(exited, self._ended(ended))
+        for index in exited:
             members.processes[index].wait(1.0)
             if index in wanted:
                 self._judge(index, received, paused)
         if wanted:
-            self._check(dead)
+            self._check(exited)
         for index in wanted:
             members.processes[index].kill()
         for index in wanted:
@@ -150,30 +150,30 @@ class Restarts:
         self._exitcodes[index] = process.exitcode
         is_worker, kind = index < members.num_workers, members.program_class
         item = self._replacing.item_of(index, received)
-        deaths, is_new, is_final = self._replacing.judge(index, process.pid, self._epoch, received, paused)
+        exits, is_new, is_final = self._replacing.judge(index, process.pid, self._epoch, received, paused)
         hung = self.hangs.of(process) if self.hangs is not None else None
-        if hung is None and not self._survives_deaths:
+        if hung is None and not self._survives_exits:
             raise kind.exit_error(process, index if is_worker else None)
-        how, advice = self._how_it_died(process)
+        how, advice = self._how_it_exited(process)
         stack = "" if hung is None else f"\n{hung.stack}"
         where = f"at {'its' if is_worker else 'the'} {kind.item} number {item} (counted from 0{kind.counted})"
         if is_final:
             text = (
-                f"{how} {where}, in attempt {deaths} to compute it; {advice}. The code that computes this {kind.item} "
+                f"{how} {where}, in attempt {exits} to compute it; {advice}. The code that computes this {kind.item} "
                 f"ends its process each time: leave the {kind.item} out, or correct the {kind.mended}{stack}"
             )
         elif self._shutdown.has_begun:
             text = f"{how} {where} while the loader was shut down; {advice}"
         else:
             why = "on_worker_exit" if hung is None else "on_timeout"
-            self._untold += [(f"{how} {where}; {advice}", why, stack)] if is_new and not (hung and hung.is_told) else []
+            self._queued += [(f"{how} {where}; {advice}", why, stack)] if is_new and not (hung and hung.shown) else []
             return
         raise kind.exit_error(process, index if is_worker else None, text, item)
 
-    def _how_it_died(self, process: ChildProcess) -> tuple[str, str]:
+    def _how_it_exited(self, process: ChildProcess) -> tuple[str, str]:
         hung = self.hangs.of(process) if self.hangs is not None else None
         if hung is None:
-            return how_it_died(process)
+            return how_it_exited(process)
         return f"{process.called} {hung.how}", f"raise the {hung.limit} if it was slow, and not stuck"
 
     def on_replace(
@@ -187,9 +187,9 @@ class Restarts:
             with InterruptsDeferred():
                 self._made = self._replace(indices, received, ended)
             took = time.monotonic() - began
-            untold, self._untold = self._untold, []
-            all_of_them = ": all processes were replaced" if len(indices) > len(untold) else ""
-            for words, why, stack in untold:
+            queued, self._queued = self._queued, []
+            all_of_them = ": all processes were replaced" if len(indices) > len(queued) else ""
+            for words, why, stack in queued:
                 warnings.warn(
                     f"{words}. A new process replaced it within {1000 * took:.0f} ms{all_of_them}; "
                     f'no item is lost, because {why}="restart"{stack}',
@@ -238,12 +238,12 @@ class Restarts:
             members.processes[index].wait(KILLED)
             members.processes[index] = self._new_child(index)
             self._shutdown.replace(index, members.processes[index], members.control(index), members.commanders[index])
-        untold, self._untold = self._untold, []
-        died = "; ".join(words for words, *_ in untold) or "A process that has exited was not replaced"
-        index = next((index for index in indices if members.names[index] in died), indices[0])
+        queued, self._queued = self._queued, []
+        reasons = "; ".join(words for words, *_ in queued) or "A process that has exited was not replaced"
+        index = next((index for index in indices if members.names[index] in reasons), indices[0])
         is_worker = index < members.num_workers
         raise WorkerExitedError(
-            f"{died}. It could not be replaced: {error.strerror or error}",
+            f"{reasons}. It could not be replaced: {error.strerror or error}",
             worker=index if is_worker else None,
             exitcode=self._exitcodes.get(index),
             stage=members.program_class.stage if is_worker else "dispatching items",

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from torchdata._machine import read
 from torchdata._native import StatsBoard
-from torchdata._observe.outside.stacks import kernel_state, where_it_stands
+from torchdata._observe.outside.stacks import current_frame, kernel_state
 from torchdata._observe.show.shown import ShownStats
 from torchdata._observe.stats.model import LoaderStats, Reading
 from torchdata._observe.stats.processor import stat_fields
@@ -32,7 +32,7 @@ _PROC = "/proc"
 
 _LONGEST_COMMAND = 4096
 
-_told: set[str] = set()
+_reported: set[str] = set()
 
 
 class NoLoaderError(LookupError):
@@ -71,7 +71,7 @@ class Attached:
                 )
                 continue
             page = pages[process.name]
-            where, stack = where_it_stands(process.pid, page["signal"], page["stack"])
+            where, stack = current_frame(process.pid, page["signal"], page["stack"])
             head = f"{process.name} (pid {process.pid}), {process.state}; {where}"
             found.append((head, printable(stack, lines=True)))
         return found
@@ -169,8 +169,8 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
 
 def _warn(message: str) -> None:
     """Issues each warning only once, because `top` reads all counters every second."""
-    if message not in _told:
-        _told.add(message)
+    if message not in _reported:
+        _reported.add(message)
         warnings.warn(message, RuntimeWarning, stacklevel=5)
 
 
@@ -196,4 +196,4 @@ def attach(pid: int | None = None) -> list[Attached]:
 
 
 def _pids(attached: Attached) -> set[int]:
-    return {page["pid"] for page in attached.reading().pages.values() if not page["place"]}
+    return {page["pid"] for page in attached.reading().pages.values() if not page["machine"]}

@@ -140,7 +140,7 @@ def _answer_for_others(now: _Answering) -> None:
         return
     number = _free_signal()
     if number:
-        signal.signal(number, lambda *_: _tell_others())
+        signal.signal(number, lambda *_: _inform_others())
         signal.siginterrupt(number, False)
         atexit.register(_ignore_others, now)  # called before the interpreter removes the handler
         now.others = number
@@ -152,7 +152,7 @@ def _ignore_others(now: _Answering) -> None:
         now.others = 0
 
 
-def _tell_others() -> None:
+def _inform_others() -> None:
     """Writes the stacks of all threads except the main thread, which runs this function."""
     descriptor, _ = opened = _answering.opened
     if not _is_open(opened):
@@ -160,13 +160,13 @@ def _tell_others() -> None:
     # `_active` is read without `threading`'s lock, because the main thread may already hold this lock when the signal
     # arrives.
     own, known = threading.get_ident(), getattr(threading, "_active", {})
-    told = [
+    lines = [
         f"Thread {getattr(known.get(ident), 'name', ident)}, s{_listed(frame)[1:]}\n"
         for ident, frame in sys._current_frames().items()
         if ident != own
     ]
     with contextlib.suppress(OSError):
-        os.write(descriptor, ("".join(told) + _END).encode(errors="replace"))
+        os.write(descriptor, ("".join(lines) + _END).encode(errors="replace"))
 
 
 def _close(opened: tuple[int, int]) -> None:
@@ -259,13 +259,13 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
         return ""
     os.kill(pid, number)
     deadline = time.monotonic() + OTHERS
-    told = ""
-    while _END not in told and time.monotonic() < deadline:
+    answer = ""
+    while _END not in answer and time.monotonic() < deadline:
         time.sleep(LOOK)
-        told = os.pread(answers, min(max(0, os.fstat(answers).st_size - size), MOST), size).decode(errors="replace")
-    told, ended, _ = told.partition(_END)
-    begins = told.find("Thread ")
-    return told[begins:] if ended and begins >= 0 else ""
+        answer = os.pread(answers, min(max(0, os.fstat(answers).st_size - size), MOST), size).decode(errors="replace")
+    answer, ended, _ = answer.partition(_END)
+    begins = answer.find("Thread ")
+    return answer[begins:] if ended and begins >= 0 else ""
 
 
 def _handles(pid: int, number: int) -> bool:
@@ -297,7 +297,7 @@ def _listed(frame: Any) -> str:
     return "\n".join(lines)
 
 
-def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
+def current_frame(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
     """Returns the kernel's description of a process, and its Python stacks, or the reason why they are missing. If
     `wakes` is True, a suspended process may be resumed, so that it can answer."""
     where = kernel_state(pid)

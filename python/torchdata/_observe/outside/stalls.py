@@ -50,10 +50,10 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
     def on_stall(peer: int | None, waited: float) -> None:
         alive = board()
         if alive is not None:
-            words = _words(alive, peer, waited, getattr(alive, "where_it_stands", None))
+            words = _words(alive, peer, waited, getattr(alive, "current_frame", None))
             warnings.warn(words, StallWarning, stacklevel=3)
 
-    children.collector.tell_stall(seconds, on_stall)
+    children.collector.report_stall(seconds, on_stall)
 
 
 class Patience:
@@ -82,11 +82,11 @@ class Patience:
             self._seen, self._began, self._next = self.came, now, self._seconds
         elif now - self._began >= self._next and self._lock.acquire(blocking=False):
             try:
-                self._tell(now - self._began)
+                self._report(now - self._began)
             finally:
                 self._lock.release()
 
-    def _tell(self, waited: float) -> None:
+    def _report(self, waited: float) -> None:
         late, children = dict(self._late), self._children()
         if waited < self._next or not late or children is None:
             return
@@ -106,7 +106,7 @@ def warn_in_thread(warning: Warning) -> None:
 def _words(
     children: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
 ) -> str:
-    from torchdata._observe.outside.stacks import where_it_stands
+    from torchdata._observe.outside.stacks import current_frame
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame
     from torchdata._observe.stats.reading import name_of_process, read_board, summarise
@@ -124,7 +124,7 @@ def _words(
     waits = "main waits for " + ", which waits for ".join(process.called for process in chain)
     runs = f" in {fault.runs}" if fault.runs else ""
     page = next(page for page in reading.pages.values() if name_of_process(page) == fault.name)
-    where, answer = where_it_stands(fault.pid, page["signal"], page["stack"]) if ask is None else ask(page)
+    where, answer = current_frame(fault.pid, page["signal"], page["stack"]) if ask is None else ask(page)
     return (
         f"no item has come for {duration(waited)}: {waits}, which is {fault.state}{runs}. "
         f"{fault.called} (pid {fault.pid}) is {where}. If it hangs, {AFTER_FORK + '; ' if children.is_forked else ''}"

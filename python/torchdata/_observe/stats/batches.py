@@ -16,7 +16,7 @@ from torchdata._observe.stats.labels import describe_pipes
 from torchdata._observe.stats.model import STATEFUL
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
 from torchdata._reporting import is_users
-from torchdata._users_code import ITERATED, READ, code_of, codes_of_dataset, place_of
+from torchdata._users_code import ITERATED, READ, code_location, code_of, codes_of_dataset
 from torchdata.datapipes.datapipe import IterDataPipe
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def _name_of_collate(collate_fn: Any) -> tuple[str, str]:
     name = getattr(function, "__qualname__", type(function).__qualname__).rpartition("<locals>.")[2]
     code = code_of(collate_fn)
     is_torchs = str(getattr(function, "__module__", "")).startswith("torch.")
-    return name, place_of(code) if code is not None and is_users(function) and not is_torchs else ""
+    return name, code_location(code) if code is not None and is_users(function) and not is_torchs else ""
 
 
 class BatchRecorder(Recorder):

@@ -30,8 +30,8 @@ class Pages(NamedTuple):
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
     """Exchanges the positions of two rows, and updates the indices of these rows in other rows."""
-    places = {one: other, other: one}
-    rows = [(*row[:3], places.get(row[3], row[3]), *row[4:]) for row in rows]
+    swapped = {one: other, other: one}
+    rows = [(*row[:3], swapped.get(row[3], row[3]), *row[4:]) for row in rows]
     rows[one], rows[other] = rows[other], rows[one]
     return rows
 

@@ -36,7 +36,7 @@ def gauge(name: str = "") -> Family:
     return Family(name, "gauge")
 
 
-def told(meaning: str, family: Family | None = None, *, summed: str = "", **options: Any) -> Any:
+def stat(meaning: str, family: Family | None = None, *, summed: str = "", **options: Any) -> Any:
     """Declares a field of statistics. `summed` determines how the total of the field is computed: "workers" is the sum
     over all workers, "processes" the sum over all processes, and "most" the maximum."""
     return field(metadata={_HELP: meaning, _FAMILY: family, _SUM: summed}, **options)

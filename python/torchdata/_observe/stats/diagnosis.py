@@ -100,9 +100,9 @@ def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
     )
     if not skipped:
         return verdict
-    places = ", ".join(f"{count} {name}" for name, count in skipped.items())
+    counts = ", ".join(f"{count} {name}" for name, count in skipped.items())
     count = sum(skipped.values())
-    return dataclasses.replace(verdict, text=f"{verdict.text} {count} items were skipped after errors: {places}.")
+    return dataclasses.replace(verdict, text=f"{verdict.text} {count} items were skipped after errors: {counts}.")
 
 
 def empty(stats: LoaderStats) -> Verdict | None:
@@ -111,12 +111,12 @@ def empty(stats: LoaderStats) -> Verdict | None:
     processes = sorted(stats.processes, key=lambda process: process.role == "main")
     pipes = [pipe for process in processes for pipe in process.pipes]
     dry = next((pipe for pipe in pipes if not pipe.items_out), None)
-    said = ""
+    what = ""
     if dry is not None:
-        said = f"; its source, {_called(dry)}, yielded nothing"
+        what = f"; its source, {_called(dry)}, yielded nothing"
         if dry.items_in:
-            said = f"; {_called(dry)} received {dry.items_in} items and yielded none"
-    text = f"The pipeline is empty: an epoch has ended without any item{said}."
+            what = f"; {_called(dry)} received {dry.items_in} items and yielded none"
+    text = f"The pipeline is empty: an epoch has ended without any item{what}."
     return _blaming("empty", text, None if dry is None else dry.process, dry)
 
 
@@ -353,10 +353,10 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
     if len(stats.workers) < 2:
         return None
     worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0))
-    place = next((number for number, pipe in enumerate(worker.pipes) if _shares(pipe)), None)
-    if place is None:
+    index = next((number for number, pipe in enumerate(worker.pipes) if _shares(pipe)), None)
+    if index is None:
         return None
-    sharing, before, behind = worker.pipes[place], worker.pipes[:place], worker.pipes[place + 1 :]
+    sharing, before, after = worker.pipes[index], worker.pipes[:index], worker.pipes[index + 1 :]
     if not sharing.items_in or sharing.items_in < 1.5 * max(1, sharing.items_out):
         return None
     if stats.full:
@@ -369,7 +369,7 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
             return None
     else:  # without measured times, the diagnosis is certain only if nothing else is slow
         worst = next((pipe for pipe in before if _maps(pipe) and not pipe.put_off), None)
-        if worst is None or not all(map(_takes_little, [*behind, *(pipe for pipe in before if not _maps(pipe))])):
+        if worst is None or not all(map(_takes_little, [*after, *(pipe for pipe in before if not _maps(pipe))])):
             return None
     if worst.items_in is None:
         return _blaming(
@@ -431,8 +431,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
     # On a busy machine, the main process's waiting times may not reveal the slow worker. A worker is also recognized as
     # slow if it waits much less than other workers for free space in its link to the main process.
-    behind = median(other.room for other in others) - slow.room > 0.3
-    if each < 1.7 * usual or (blamed < 0.6 and not behind):
+    after = median(other.room for other in others) - slow.room > 0.3
+    if each < 1.7 * usual or (blamed < 0.6 and not after):
         return None
     worst = _slowest_pipe([slow])
     where = f", most of it in {_called(worst)}" if worst else ""

@@ -8,7 +8,7 @@ from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from torchdata._reporting import PACKAGE, name_of
-from torchdata._users_code import INDEXED, ITERATED, UsersCode, code_of, codes_of_dataset, place_of
+from torchdata._users_code import INDEXED, ITERATED, UsersCode, code_location, code_of, codes_of_dataset
 from torchdata.datapipes._pipe.blaming import codes_read_by
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.unloaded import can_wait
@@ -117,9 +117,9 @@ def location_of(pipe: Any) -> str | None:
         if attribute.endswith("fn") and callable(value):
             code = code_of(value)
             if code is not None and not code.co_filename.startswith(PACKAGE):
-                return place_of(code)
+                return code_location(code)
     iterate = inspect.unwrap(type(pipe).__iter__)
     code = getattr(iterate, "__code__", None)
     if isinstance(code, CodeType) and not code.co_filename.startswith(PACKAGE):
-        return place_of(code)
+        return code_location(code)
     return None

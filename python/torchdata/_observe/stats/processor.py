@@ -33,7 +33,7 @@ def working_time(pid: int) -> float | None:
         fields = stat_fields(pid)
         return (fields[11] + fields[12]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
-        return None if os.path.isdir("/proc/self") else _as_ps_says(pid)
+        return None if os.path.isdir("/proc/self") else _time_in_ps(pid)
 
 
 def stat_fields(pid: int) -> list[int]:
@@ -42,13 +42,13 @@ def stat_fields(pid: int) -> list[int]:
         return [0, *map(int, file.read().rpartition(")")[2].split()[1:])]
 
 
-def _as_ps_says(pid: int) -> float | None:
+def _time_in_ps(pid: int) -> float | None:
     try:
-        said = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, timeout=5).stdout
-        days, _, clock = said.strip().rpartition("-")
+        output = subprocess.run(["ps", "-o", "time=", "-p", str(pid)], capture_output=True, text=True, timeout=5).stdout
+        days, _, clock = output.strip().rpartition("-")
         seconds = 86_400.0 * int(days or 0)
-        for place, part in enumerate(reversed(clock.split(":"))):
-            seconds += float(part) * 60**place
+        for power, part in enumerate(reversed(clock.split(":"))):
+            seconds += float(part) * 60**power
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
     return seconds

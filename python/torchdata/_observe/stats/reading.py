@@ -39,23 +39,23 @@ def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
     unknown)."""
     for pipe in page["pipes"]:
         pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
-    page["place"] = printable(page["place"])
-    if numbers is not None and not page["place"]:
+    page["machine"] = printable(page["machine"])
+    if numbers is not None and not page["machine"]:
         page["pid"] = numbers.get(page["pid"], 0)
     return page
 
 
 def _is_alive(page: Page) -> bool:
     pid = page["pid"]
-    if page["place"]:
-        return not page["gone"]
+    if page["machine"]:
+        return not page["exited"]
     if pid == os.getpid():
         return True
     return letter_of(pid) not in ("", "Z", "X") or not os.path.isdir("/proc/self")
 
 
 def _cpu(page: Page) -> tuple[float, float, float] | None:
-    if page["place"]:
+    if page["machine"]:
         return (page["ran"] * _NS, page["stood"] * _NS, page["lived"] * _NS) if page["lived"] else None
     return processor_times(page["pid"])
 
@@ -66,7 +66,7 @@ def _elapsed(wait: Mapping[str, int], at: int) -> int:
 
 def _as_of(page: Page | None, reading: Reading) -> int:
     """Returns the time when the counters of a process were read or, for a process on another machine, were received."""
-    return min(reading.at, page["heard"]) if page is not None and page["heard"] else reading.at
+    return min(reading.at, page["arrived"]) if page is not None and page["arrived"] else reading.at
 
 
 class _Since:
@@ -204,8 +204,8 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
         role=role,
         worker=page["number"] if page["role"] == 2 else None,
         pid=page["pid"],
-        node=page["place"].partition(" ")[0] or None,
-        actor=page["place"].partition(" ")[2] or None,
+        node=page["machine"].partition(" ")[0] or None,
+        actor=page["machine"].partition(" ")[2] or None,
         state=state,
         waits_for=whom,
         waits_seconds=waited,

@@ -63,7 +63,7 @@ class Recorder:
         if wait_warning is not None and (isinstance(wait_warning, bool) or not 0 < wait_warning <= 1):
             raise ValueError(f"wait_warning must be a share from 0 to 1 or None, not {wait_warning!r}")
         self.stall_warning, self.wait_warning = stall_warning, wait_warning
-        self._is_wait_told = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
+        self._is_wait_reported = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
         self._began = 0.0
         self._since: Reading | None = None
         self._pid = 0
@@ -73,7 +73,7 @@ class Recorder:
         self._counting: Counting | None = None
         #: When the loader was shut down: the time, the level of detail and the counters.
         self._last: tuple[int, bool, list[Any]] | None = None
-        self._is_damage_told = False
+        self._is_damage_reported = False
         self._processes: Any = None
         self._notes: Callable[[], Sequence[str]] = tuple
 
@@ -111,20 +111,20 @@ class Recorder:
             self._warn_if_slow()
 
     def _note_beginning(self) -> None:
-        if not self._is_wait_told and self.board is not None:
+        if not self._is_wait_reported and self.board is not None:
             pages = self.board.read()
             self._began = time.monotonic()
             self._since = _reading_of(time.monotonic_ns(), self.full, pages)
 
     def _warn_if_slow(self) -> None:
-        if self._is_wait_told or self._since is None or time.monotonic() - self._began < LEAST:
+        if self._is_wait_reported or self._since is None or time.monotonic() - self._began < LEAST:
             return
         from torchdata._observe.stats.diagnosis import waited_for_long
 
         recent = replace(self._summary(self._since), epoch=self.stats().epoch)
         words = waited_for_long(recent, self.name, self.wait_warning or 1)
         if words is not None:
-            self._is_wait_told = True
+            self._is_wait_reported = True
             try:
                 warn_outside(words, WaitWarning)
             except Warning as error:  # the epoch has ended normally, even if warnings are errors
@@ -166,9 +166,9 @@ class Recorder:
 
     def _warn_of_damage(self, board: StatsBoard) -> None:
         """Issues a warning if counters were overwritten, but never raises an exception, even if warnings are errors."""
-        damage = None if self._is_damage_told else board.damage()
+        damage = None if self._is_damage_reported else board.damage()
         if damage is not None:
-            self._is_damage_told = True
+            self._is_damage_reported = True
             warn_in_thread(
                 RuntimeWarning(
                     f"the statistics of this loader are incomplete: {damage}. Code in one of its processes has "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, has_method, put_in_place, whole
+from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, has_method, replace_pipe, whole
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -85,7 +85,7 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
     if dispatching is None:
         return graph, None
     source = DispatchedSource() if source is None else source
-    return Graph(put_in_place(graph, dispatching, source)), graph.at(dispatching)
+    return Graph(replace_pipe(graph, dispatching, source)), graph.at(dispatching)
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:

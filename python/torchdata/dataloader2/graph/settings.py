@@ -130,28 +130,28 @@ def apply_sharding(
             f"is {instance_id}"
         )
     seen: set[tuple[int, int]] = set()
-    told: set[int] = set()
+    assigned: set[int] = set()
 
-    def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """`behind`: the nearest sharding pipe of `sharding_group` that reads from `graph`; None if there is none."""
+    def descend(graph: DataPipeGraph, following: Any) -> None:
+        """`following`: the nearest sharding pipe of `sharding_group` that reads from `graph`; None if there is none."""
         for pipe, sources in graph.values():
-            if (id(pipe), id(behind)) in seen:
+            if (id(pipe), id(following)) in seen:
                 continue
-            seen.add((id(pipe), id(behind)))
+            seen.add((id(pipe), id(following)))
             if not is_sharding(pipe):
-                descend(sources, behind)
+                descend(sources, following)
                 continue
             concerned = vars(pipe).get("sharding_group_filter") in (None, sharding_group)
-            if concerned and behind is not None:
+            if concerned and following is not None:
                 raise RuntimeError(
                     "Sharding twice on a single pipeline is likely unintended and will cause data loss: "
-                    f"items pass {pipe!r} and then {behind!r}, and both would keep only their share; "
+                    f"items pass {pipe!r} and then {following!r}, and both would keep only their share; "
                     "remove one of the two, or give each its own sharding group"
                 )
-            if id(pipe) not in told:
-                told.add(id(pipe))
-                _tell_share(pipe, num_of_instances, instance_id, sharding_group)
-            descend(sources, pipe if concerned else behind)
+            if id(pipe) not in assigned:
+                assigned.add(id(pipe))
+                _set_share(pipe, num_of_instances, instance_id, sharding_group)
+            descend(sources, pipe if concerned else following)
 
     graph = whole(datapipe)
     descend(nested(graph), None)
@@ -159,7 +159,7 @@ def apply_sharding(
     return end
 
 
-def _tell_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:
+def _set_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:
     # in older pipes, `apply_sharding` lacks the parameter for the sharding group
     if len(signature_of(datapipe.apply_sharding).parameters) < 3:
         datapipe.apply_sharding(num_of_instances, instance_id)
@@ -194,7 +194,7 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
     return datapipe
 
 
-def tell_all(datapipe: DataPipe, method: str, *values: Any, is_reversed: bool = False) -> None:
+def call_all(datapipe: DataPipe, method: str, *values: Any, is_reversed: bool = False) -> None:
     """Calls a method of all pipes that have it, from the last pipe to the sources; `is_reversed` reverses this
     order."""
     pipes = whole(datapipe).breadth_first()
@@ -204,11 +204,11 @@ def tell_all(datapipe: DataPipe, method: str, *values: Any, is_reversed: bool = 
 
 
 def pause_pipes(datapipe: DataPipe) -> None:
-    tell_all(datapipe, "pause")
+    call_all(datapipe, "pause")
 
 
 def resume_pipes(datapipe: DataPipe) -> None:
-    tell_all(datapipe, "resume", is_reversed=True)
+    call_all(datapipe, "resume", is_reversed=True)
 
 
 def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:

@@ -205,10 +205,10 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
     if not is_pipe(new_datapipe):
         raise TypeError(f"a pipe is replaced by a pipe, but got {_described(new_datapipe)}")
     _require_member(all_dps(graph), old_datapipe)
-    return traverse_dps(put_in_place(Graph(end), old_datapipe, new_datapipe))
+    return traverse_dps(replace_pipe(Graph(end), old_datapipe, new_datapipe))
 
 
-def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
+def replace_pipe(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Returns the last pipe of the changed graph."""
     # The sources of the new pipe are not replaced, so a new pipe that reads the old pipe is inserted after the old
     # pipe.

@@ -49,7 +49,7 @@ def _is_shared_by_ranks(pipe: object) -> bool:
     )
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Logs a line, or prints it to stderr if logging is not set up."""
     if _logger.hasHandlers():
         _logger.info("%s", line)

@@ -69,13 +69,13 @@ class CommonParts:
         self._is_alone = is_alone
         self._parts: list[CommonPart] = []
 
-    def begin(self, datapipe: Any, seed: Callable[[int], None], tell: Callable[[], None], *, is_first: bool) -> None:
+    def begin(self, datapipe: Any, seed: Callable[[int], None], inform: Callable[[], None], *, is_first: bool) -> None:
         """Adds a shard, after its generators were seeded for an epoch.
 
         Args:
             datapipe: the last pipe of the shard's graph.
             seed: a function that seeds the process's random generators with a number, for the common part.
-            tell: a function that sets torch's worker info for the shard.
+            inform: a function that sets torch's worker info for the shard.
             is_first: whether the shard is the first shard of the epoch.
         """
         graph = Graph(datapipe)
@@ -88,7 +88,7 @@ class CommonParts:
             self._parts = [CommonPart(partial(seed, number)) for number in range(len(filters))]
         for part, each in zip(self._parts, filters, strict=True):
             if not self._is_alone or any(map(may_draw, graph.at(each.source_datapipe))):
-                part.add(Share(each, tell))
+                part.add(Share(each, inform))
 
     def close(self) -> None:
         """Stops reading the pipes, so that they close their files."""
@@ -101,11 +101,11 @@ class Share:
 
     Args:
         datapipe: the shard's `sharding_filter`.
-        tell: a function that sets torch's worker info for the shard.
+        inform: a function that sets torch's worker info for the shard.
     """
 
-    def __init__(self, datapipe: ShardingFilter[Any], tell: Callable[[], None]) -> None:
-        self.datapipe, self.tell = datapipe, tell
+    def __init__(self, datapipe: ShardingFilter[Any], inform: Callable[[], None]) -> None:
+        self.datapipe, self.inform = datapipe, inform
         datapipe._share = self
         self.part: CommonPart | None = None
         #: The items that the shard has not requested yet. The first `skips` items precede the position where the shard
@@ -189,14 +189,14 @@ class CommonPart:
         self._began = 0, 0
         self._iterator: Iterator[Any] = iter(())
         #: Each step of this iterator computes an item, and appends the item to the queue of its shard.
-        self._dealt: Iterator[None] = iter(())
+        self._distributing: Iterator[None] = iter(())
         self._has_ended = False
         #: Snapshots in the order of their positions. No shard is at an earlier position than the first snapshot.
         self._snapshots: list[_Start] = []
         self._wants_snapshot = False
-        #: `_dealing`: the number of shards, and the number of consecutive items for each shard. `_by_number` maps
+        #: `_blocks`: the number of shards, and the number of consecutive items for each shard. `_by_number` maps
         #: numbers to shards.
-        self._dealing = 1, 1
+        self._blocks = 1, 1
         self._by_number: dict[int, Share] = {}
         self._reused = ReusedObjects(self._waits, self._oldest)
         #: The attributes of each pipe at the beginning of the epoch; see `attributes_of`.
@@ -233,7 +233,7 @@ class CommonPart:
             share.skip_from(self._first)
         else:
             self._remove(share, share.start)
-            self._deal()
+            self._distribute()
 
     def _remove(self, share: Share, start: _Start | None) -> None:
         """Removes a shard from this common part, so that the shard runs its own replica of the pipes."""
@@ -258,14 +258,14 @@ class CommonPart:
             elif self._wants_snapshot:
                 self._save()
             queue = share.queue
-            for _ in self._dealt:
+            for _ in self._distributing:
                 if queue:
                     break
             else:
                 self.close()
         except Exception:
             if self.is_running:
-                self._deal()
+                self._distribute()
             raise
         finally:
             enter(0)
@@ -275,7 +275,7 @@ class CommonPart:
 
     def close(self) -> None:
         """Stops reading."""
-        self._has_ended, self._iterator, self._dealt = True, iter(()), iter(())
+        self._has_ended, self._iterator, self._distributing = True, iter(()), iter(())
 
     def _look_after(self, share: Share) -> None:
         """Removes shards from the common part if their items must not be queued, or if their queues are too long."""
@@ -289,7 +289,7 @@ class CommonPart:
                 self._remove(each, self.before(each))
                 if each is self._runner:
                     self._move_to(self._shares[0])
-                self._deal()
+                self._distribute()
 
     def _move_to(self, share: Share) -> None:
         """Makes the pipes in the graph of the shard `share` compute the next items of all shards."""
@@ -345,26 +345,26 @@ class CommonPart:
             iterator = Division(1, 0).share_of(iterator, start.position, each, lambda: token.finished)
         self._iterator = iterator
         self._enter = self._turns.enter if any(map(may_draw, graph)) else _stay
-        self._deal()
+        self._distribute()
 
-    def _deal(self) -> None:
+    def _distribute(self) -> None:
         """Assigns the next items to the queues of the shards."""
         position = self.position
         if len(self._shares) == 1:
             [share] = self._shares
-            self._dealt = map(share.queue.append, share.division.share_of(self._iterator, position))
+            self._distributing = map(share.queue.append, share.division.share_of(self._iterator, position))
             return
         self._by_number = {share.division.shard: share for share in self._shares}
         division, nowhere = self._shares[0].division, deque[Any](maxlen=0)
         queues = [self._by_number[n].queue if n in self._by_number else nowhere for n in range(division.shards)]
         order = [queue for queue in queues for _ in range(division.block)]
-        self._dealing, offset = (division.shards, division.block), position % len(order)
+        self._blocks, offset = (division.shards, division.block), position % len(order)
         items = map(self._reused.examine, self._iterator, count(position))
-        self._dealt = map(deque.append, cycle(order[offset:] + order[:offset]), items)
+        self._distributing = map(deque.append, cycle(order[offset:] + order[:offset]), items)
 
     def _waits(self, position: int) -> bool:
         """Returns whether the item at `position` is still in a queue, because its shard has not requested the item."""
-        shards, block = self._dealing
+        shards, block = self._blocks
         share = self._by_number.get(position // block % shards)
         return share is not None and bool(share.queue) and share.datapipe._position() <= position
 
@@ -404,10 +404,10 @@ class CommonPart:
 
     def _exchange(self, left: int, entered: int) -> None:
         self._globals[left].leave(is_all=True)
-        is_told = self._globals[entered].enter()
-        if entered == 0 and not is_told and "torch.utils.data" in sys.modules and self._whose is not None:
-            self._whose.tell()  # these pipes have imported torch
+        is_set = self._globals[entered].enter()
+        if entered == 0 and not is_set and "torch.utils.data" in sys.modules and self._whose is not None:
+            self._whose.inform()  # these pipes have imported torch
 
 
-def _stay(_place: int) -> None:
+def _stay(_shard: int) -> None:
     """Does nothing; see `CommonPart._enter`."""

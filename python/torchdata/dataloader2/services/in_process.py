@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
-from torchdata.dataloader2.graph.utils import put_in_place
+from torchdata.dataloader2.graph.utils import replace_pipe
 from torchdata.dataloader2.services.interface import IterResetFn, ReadingServiceInterface, Shares
 from torchdata.dataloader2.services.program import WorkerInfo, function_in_use, refuse_functions
 from torchdata.datapipes._pipe.checks import check_callable, check_int
@@ -80,7 +80,7 @@ class InProcessReadingService(ReadingServiceInterface):
         if not isinstance(datapipe, FullSync):
             return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)
         source: Any = datapipe.source_datapipe
-        end: DataPipe = put_in_place(Graph(datapipe), source, source.prefetch(self._prefetch_cnt))
+        end: DataPipe = replace_pipe(Graph(datapipe), source, source.prefetch(self._prefetch_cnt))
         return end
 
     def initialize_iteration(

@@ -10,7 +10,7 @@ from typing import Any
 from torchdata.dataloader2.graph.cutting import DispatchedSource, cut_dispatched, find_replicable_branches
 from torchdata.dataloader2.graph.serialization import clone
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding, is_sharding
-from torchdata.dataloader2.graph.utils import put_in_place
+from torchdata.dataloader2.graph.utils import replace_pipe
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.program import WorkerInfo, process_init_fn
 from torchdata.datapipes._pipe.checks import certain_lengths
@@ -60,7 +60,7 @@ class _RankEpoch:
             if hooks_of(pipe)._length_reads_items:
                 raise TypeError(f"{type(pipe).__name__} would have to read its items to know its length")
             if self.ranks is not None and isinstance(pipe, FullSync):
-                graph = Graph(put_in_place(graph, pipe, *graph.sources(pipe)))
+                graph = Graph(replace_pipe(graph, pipe, *graph.sources(pipe)))
         self.graph = graph
         self.dispatching: Graph | None = None
         self.dispatched, self.from_workers = _CountedSource(), _CountedSource()
@@ -74,7 +74,7 @@ class _RankEpoch:
         if len(branches) != 1:
             raise TypeError(f"workers run one branch of the graph, and this one has {len(branches)}")
         self.branch = rest.at(branches[0])
-        self.graph = Graph(put_in_place(rest, self.branch.end, self.from_workers))
+        self.graph = Graph(replace_pipe(rest, self.branch.end, self.from_workers))
 
     def length(self) -> int:
         """Returns the smallest number of items of all ranks, because all ranks end an epoch together."""

@@ -105,7 +105,7 @@ class LocalShards:
         iterators: list[Iterator[Any]] = []
         for program, start in zip(self._programs, starts, strict=True):
             resume_from = (start.content, start.strict) if start else (None,)
-            iterators.append(self._in_shard(program, partial(program.go_on_from, *resume_from)))
+            iterators.append(self._in_shard(program, partial(program.resume_from, *resume_from)))
         for program, iterator, start in zip(self._programs, iterators, starts, strict=True):
             delivered = islice(iterator, sum(again for _, again, _ in (start and start.starts) or ()))
             self._in_shard(program, partial(deque, delivered, 0))
@@ -142,7 +142,7 @@ class LocalShards:
                 program = self._programs[shard]
                 items, note = self._in_shard(program, partial(_computed, program, iterator))
                 if note is not None:
-                    self._listener.hear(shard, note)
+                    self._listener.receive(shard, note)
                 if items:
                     # the checksum of the items is not computed
                     now = [*given[:shard], (given[shard][0] + 1, 0), *given[shard + 1 :]]

@@ -26,9 +26,9 @@ from torchdata.dataloader2.graph.cutting import (
     skipping_as_before,
 )
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
-from torchdata.dataloader2.graph.utils import put_in_place
+from torchdata.dataloader2.graph.utils import replace_pipe
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
-from torchdata.dataloader2.services.choosing import WorkerChoice, choose_workers, refuse_ranks, say
+from torchdata.dataloader2.services.choosing import WorkerChoice, choose_workers, log, refuse_ranks
 from torchdata.dataloader2.services.dataset_epochs import DatasetEpochs
 from torchdata.dataloader2.services.interface import (
     AskRank,
@@ -216,7 +216,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             raise RuntimeError("this reading service is in use: give each DataLoader2 its own")
         if self._num_workers == "auto":
             refuse_ranks(Graph(datapipe))
-            say(self._chosen().line)
+            log(self._chosen().line)
         resumed, self._rank = self._resumed(), self._ask_rank() or (0, 1, False)
         # the service drops these two callbacks of the loader, because they would keep the loader alive
         self._resumed, self._ask_rank = _none, _none
@@ -253,7 +253,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             len(skipping.pipes),
             list(self._shards) != list(self._own_shards()),
         )
-        end: DataPipe = put_in_place(graph, branch.end, output)
+        end: DataPipe = replace_pipe(graph, branch.end, output)
         self._end_datapipe = end
         return end
 
@@ -394,7 +394,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             # The generators are sent as bytes, because pickling a generator would call reducers that torch has
             # registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
-            self._divide_anew(self._worker_output)
+            self._divide_again(self._worker_output)
             # The last seed generator is for the dispatching process, which uses only the shared seeds.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
@@ -403,7 +403,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             )
         return None
 
-    def _divide_anew(self, output: WorkerOutput) -> None:
+    def _divide_again(self, output: WorkerOutput) -> None:
         """Replaces workers that run shards of a loaded state by workers that run this loader's own shards.
 
         If pipes keep state between epochs, the workers are not replaced, because each saved state belongs to one shard.

@@ -95,7 +95,7 @@ class Orders:
     def begin(self) -> None:
         self._orders, self._shares = {}, {}
 
-    def hear(self, worker: int, notes: Sequence[Note]) -> None:
+    def receive(self, worker: int, notes: Sequence[Note]) -> None:
         """Raises RuntimeError if workers read the same items in different orders, or share items that a source should
         divide.
         """

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from torchdata import _engine
 from torchdata._bounded_pickles import TooLargeError, bounded
-from torchdata._engine.items.torch_worker import tell_torch
+from torchdata._engine.items.torch_worker import set_worker_info
 from torchdata._engine.snapshots import Taken, reason
 from torchdata._engine.workers.epoch_runner import EpochRunner
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
@@ -50,7 +50,7 @@ from torchdata.datapipes.state import (
     load_entries,
     load_generators,
     set_strictness,
-    standing_still,
+    threads_paused,
 )
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class GraphProgram(EpochProgram):
         self.replaced = replaced_functions()
         self._witness: Witness | None = None
         self._passes = 0
-        self._common, self._place = CommonParts(is_alone=True), 0
+        self._common, self._index = CommonParts(is_alone=True), 0
         #: Keeps this shard's threads stopped while another shard runs, because these threads draw random numbers.
         self._held = ExitStack()
         #: The pipes with threads; None until the graph has been searched for them.
@@ -250,7 +250,7 @@ class GraphProgram(EpochProgram):
         #: The reason why no snapshot can be made in this epoch.
         self._unsaved: Exception | None = None
         self._saved = False
-        self._is_behind_share = False
+        self._is_beyond_share = False
         #: The iterator of the running epoch, and the number of items that the graph had yielded when this iterator was
         #: created.
         self._running: tuple[Iterator[Any], int] | None = None
@@ -268,15 +268,15 @@ class GraphProgram(EpochProgram):
         self._common = CommonParts(is_alone=count == 1)
         graphs = [replica(self.datapipe) for _ in range(count - 1)]
         others = [GraphProgram(graph, self.init_fn, self.reset_fn, self.shards) for graph in graphs]
-        for place, each in enumerate(others, 1):
-            each._common, each._place = self._common, place
+        for index, each in enumerate(others, 1):
+            each._common, each._index = self._common, index
         return [self, *others]
 
     def enter(self) -> None:
         """Switches the worker number and the random generators of the process to this shard."""
         # if torch was imported while another shard ran, torch lacks the worker info of this shard
         if not self.globals.enter() and "torch.utils.data" in sys.modules:
-            self._tell_torch()
+            self._set_worker_info()
         if self._reading_ahead:
             self._held.close()
 
@@ -286,12 +286,12 @@ class GraphProgram(EpochProgram):
             self._reading_ahead = pipes_with_threads(self.datapipe)
         for pipe in self._reading_ahead:
             with suppress(TimeoutError):  # a thread that takes too long for an item continues to run
-                self._held.enter_context(pipe.standing_still())
+                self._held.enter_context(pipe.threads_paused())
         if (locks := loaded(LOCKS)) is not None:
             locks.release_all_of(None)  # another shard may need the files, and this shard's threads have stopped
         self.globals.leave(is_all=not self._reading_ahead and locks is None)
 
-    def _search_anew(self) -> None:
+    def _search_again(self) -> None:
         self._reading_ahead, self._graph, self.globals.is_all = None, None, False
 
     def _running_graph(self) -> Graph:
@@ -314,7 +314,7 @@ class GraphProgram(EpochProgram):
         for source in filter(_is_dispatched, Graph(self.datapipe)):
             source.open_stream = child.open_dispatched
             source.share = child.share
-        self._tell_torch()
+        self._set_worker_info()
         own_random.is_replica = True
         # All arguments are given, even if they are None, because a user's replacement of `process_init_fn` may require
         # them.
@@ -329,7 +329,7 @@ class GraphProgram(EpochProgram):
 
     def begin_epoch(self, seeds: bytes, iter_reset_fn: Callable[[DataPipe], DataPipe] | None) -> None:
         self._begin_left_epoch()
-        self._passes, self._unsaved, self._saved, self._is_behind_share = 0, None, False, False
+        self._passes, self._unsaved, self._saved, self._is_beyond_share = 0, None, False, False
         skipping_items.epoch = self.epoch
         stop_reading(self.datapipe)
         if self._successor is not None:
@@ -344,13 +344,13 @@ class GraphProgram(EpochProgram):
         )
         if self._shard.of_main:  # the main process drew no seeds for global generators before the seeds of the pipes
             set_graph_random_seed(self.datapipe, SeedGenerator.imported(seeds))
-        self._search_anew()
+        self._search_again()
         # An epoch can be repeated only if it has neither dispatched items nor an `iter_reset_fn`.
         is_alone = not self._child.dispatches and self._child.share is None
         self._caches.begin(self.datapipe, seeds if is_alone and iter_reset_fn is None else None)
         self._begun_with = seeds, iter_reset_fn
         if not self._child.dispatches:
-            self._tell_torch()
+            self._set_worker_info()
             self._watch_order()
             self._begin_common_part(seeds)
 
@@ -383,7 +383,7 @@ class GraphProgram(EpochProgram):
         """
         if self._shard.splits and not self.replaced and self.init_fn is None and self.reset_fn is None:
             seed = partial(self._seed_common_part, seeds)
-            self._common.begin(self.datapipe, seed, self._tell_torch, is_first=self._place == 0)
+            self._common.begin(self.datapipe, seed, self._set_worker_info, is_first=self._index == 0)
 
     def close(self) -> None:
         self._common.close()
@@ -396,12 +396,12 @@ class GraphProgram(EpochProgram):
     def _seed_common_part(self, seeds: bytes, number: int) -> None:
         generator = SeedGenerator(SeedGenerator.imported(seeds).generate_shared_seed()).spawn(number)
         _seed_global_generators(generator, shared=False)
-        tell_torch(0, 1, self.datapipe, is_local=_engine.current_sender is None)
+        set_worker_info(0, 1, self.datapipe, is_local=_engine.current_sender is None)
 
-    def _tell_torch(self) -> None:
+    def _set_worker_info(self) -> None:
         if not self._shard.of_main:
             is_local = _engine.current_sender is None
-            tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
+            set_worker_info(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
 
     def _watch_order(self) -> None:
         """Makes each `sharding_filter` record samples of its items, so that the main process can compare the orders of
@@ -435,7 +435,7 @@ class GraphProgram(EpochProgram):
         try:
             graph = self._running_graph()
             # The threads of pipes are stopped during the snapshot, because they draw random numbers, too.
-            with standing_still(graph.pipes, None if waits else 0.0), caches.left_out(), bounded(most):
+            with threads_paused(graph.pipes, None if waits else 0.0), caches.left_out(), bounded(most):
                 seeded = None if self.replaced else self._seeded_generators()
                 entries, generators = entries_of(graph), current_generators(seeded)
             share = self._share_in(graph, entries)
@@ -476,11 +476,11 @@ class GraphProgram(EpochProgram):
         replayed = (pipe for pipe, each in zip(graph, entries, strict=True) if each.drop is not None)
         if any(source in graph.at(pipe) for pipe in replayed):
             return None if entry.restores else _Share(1)
-        if self._is_behind_share or token_of(source).finished:
+        if self._is_beyond_share or token_of(source).finished:
             return _Share(1, read, is_read_out=True)
         return _Share(2)  # the first iteration over the dispatched items ended early
 
-    def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
+    def resume_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
         set_strictness(self._running_graph(), strict)
         self._passes += 1
         if snapshot is None:
@@ -490,7 +490,7 @@ class GraphProgram(EpochProgram):
         cached = None if saved.filled is None or saved.filled.checksum is None else self._refilled(saved.filled)
         self._watch_with(None)  # filters of other workers may be in another iteration
         self._passes, self._saved = 1, True
-        return self._go_on(saved, cached, strict)
+        return self._resume(saved, cached, strict)
 
     def _refilled(self, filled: Filled) -> list[Any]:
         """Repeats the epoch that filled the caches, and returns the cached items, which the snapshot does not
@@ -498,7 +498,7 @@ class GraphProgram(EpochProgram):
         running = self._begun_with
         self.begin_epoch(filled.seeds, None)
         start = filled.start
-        repeated = self._iterate() if start is None else self._go_on(opened(start, "the snapshot of a worker"))
+        repeated = self._iterate() if start is None else self._resume(opened(start, "the snapshot of a worker"))
         deque(repeated, maxlen=0)
         cached = self._caches.values(self.datapipe)
         self.begin_epoch(*running)
@@ -510,13 +510,13 @@ class GraphProgram(EpochProgram):
         self._running = iterator, _yielded(self.datapipe)
         return iterator
 
-    def _go_on(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
+    def _resume(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out and self._child.share is not None:
             self._read_share_out()  # before the state is loaded, because a new epoch may interrupt this call
         if self._shard.of_main:
             self.datapipe, entries = fitted(self.datapipe, entries)
-            self._search_anew()
+            self._search_again()
         if saved.entries is not None:
             load_entries(self.datapipe, entries)
         if saved.filled is not None and cached is not None:
@@ -538,13 +538,13 @@ class GraphProgram(EpochProgram):
                 "this pipeline does not repeat itself, so it cannot resume from the state: the dispatching process "
                 "distributes more items than were read before the state was saved"
             )
-        self._is_behind_share = True
+        self._is_beyond_share = True
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
         """Applies `function` to the graph. A pipe that the function returns replaces the graph in the next epoch."""
         self._watched = None
         self._caches.note_call()
-        self._search_anew()
+        self._search_again()
         replaced = function(self.datapipe if self._successor is None else self._successor)
         if replaced is not None:
             self._successor = replaced  # until the next epoch, snapshots are taken of the running graph

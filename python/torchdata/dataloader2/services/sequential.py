@@ -74,11 +74,11 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
     """
 
     def __init__(self, *reading_services: ReadingServiceInterface) -> None:
-        for place, service in enumerate(reading_services):
+        for index, service in enumerate(reading_services):
             if not callable(getattr(service, "initialize", None)):
                 raise TypeError(
                     "SequentialReadingService takes reading services one by one, but argument number "
-                    f"{place} is {service!r}, which has no `initialize`"
+                    f"{index} is {service!r}, which has no `initialize`"
                 )
         self.reading_services = reading_services
 

@@ -33,9 +33,9 @@ class WorkerOutput(IterDataPipe[Any]):
         may_count: whether later epochs may depend on attributes that pipes change in an epoch; if so, each worker sends
             a snapshot at the beginning of every epoch except the first.
         lasts_in_workers: the names of pipes in the workers that keep state between epochs.
-        lasts_dealt: the names of pipes in the dispatching process that keep state between epochs.
+        lasts_dispatched: the names of pipes in the dispatching process that keep state between epochs.
         shards: the shards that the processes run.
-        divides_anew: whether the shards change at the next epoch.
+        divides_again: whether the shards change at the next epoch.
     """
 
     #: `WorkerOutput` does not save a state, because a loader's state contains the workers' positions separately.
@@ -48,17 +48,17 @@ class WorkerOutput(IterDataPipe[Any]):
         may_count: bool = False,
         in_order: bool = True,
         lasts_in_workers: Sequence[str] = (),
-        lasts_dealt: Sequence[str] = (),
+        lasts_dispatched: Sequence[str] = (),
         shards: Sequence[Shard] = (),
         pipes: int = 0,
-        divides_anew: bool = False,
+        divides_again: bool = False,
     ) -> None:
         self.pipes_in_workers = pipes
-        self.shards, self.divides_anew = shards, divides_anew
+        self.shards, self.divides_again = shards, divides_again
         self.run = WorkersEpoch(children, iter(()))
         self.lasts, self.may_count = lasts, may_count
         self.in_order = in_order
-        self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
+        self._lasts_in_workers, self._lasts_dispatched = lasts_in_workers, lasts_dispatched
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
         #: Whether the next iteration only restores a state from the end of an epoch, and yields no items.
         self.is_between_epochs = False
@@ -87,7 +87,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     def adopt(self, children: Children | LocalShards, shards: Sequence[Shard]) -> None:
         """Replaces the processes by `children`, which run the given shards from the next epoch on."""
-        self.shards, self.divides_anew = shards, False
+        self.shards, self.divides_again = shards, False
         self.run = WorkersEpoch(children, iter(()))
         children.collector.follow(self._delivery)
 
@@ -98,7 +98,7 @@ class WorkerOutput(IterDataPipe[Any]):
     def dispatches(self) -> bool:
         return self._children.dispatches
 
-    def go_on_at(self, position: WorkersPosition, strict: bool) -> None:
+    def resume_at(self, position: WorkersPosition, strict: bool) -> None:
         """If `strict` is True, recomputed items are compared with the original items.
 
         Raises ValueError if the saved epoch differs in the number of shards or in the use of a dispatching process.
@@ -170,18 +170,18 @@ class WorkerOutput(IterDataPipe[Any]):
     def is_in_first_pass(self) -> bool:
         return self._passes == self._passes_before + 1
 
-    def untold(self, position: WorkersPosition | None) -> str | None:
+    def lacking(self, position: WorkersPosition | None) -> str | None:
         """Returns why `position` lacks state that pipes keep from earlier iterations; None if nothing is missing.
         `position=None` means the beginning of the epoch.
         """
-        lasting = self._lasts_dealt or self._lasts_in_workers
+        lasting = self._lasts_dispatched or self._lasts_in_workers
         if not lasting or (self._epochs if position is None else self._passes) <= 1:
             return None
         shards = () if position is None else position.shards
         missing = next((number for number, shard in enumerate(shards) if shard.snapshot is None), None)
         if position is None:
             name, whose = lasting[0], "the processes"
-        elif self._lasts_dealt and position.dispatching is None:
+        elif self._lasts_dispatched and position.dispatching is None:
             name, whose = lasting[0], "the dispatching process"
         elif self._lasts_in_workers and missing is not None and self.unsaved is None:
             name, whose = self._lasts_in_workers[0], f"worker {missing}"
@@ -228,5 +228,5 @@ class WorkerOutput(IterDataPipe[Any]):
 
 
 def _resume(dispatches: bool, strict: bool, received: Received) -> list[Resumption | None]:
-    positions, dealt = received
-    return resumptions(position_of((positions, 0, dealt), dispatches), dispatches, strict)
+    positions, dispatched = received
+    return resumptions(position_of((positions, 0, dispatched), dispatches), dispatches, strict)

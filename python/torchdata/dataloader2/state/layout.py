@@ -15,7 +15,7 @@ from dataclasses import astuple
 from types import NoneType
 from typing import Any
 
-from torchdata._engine.snapshots import Account, KeptDealt, is_sealed, seal, seal_of, unseal
+from torchdata._engine.snapshots import Account, KeptDispatched, is_sealed, seal, seal_of, unseal
 from torchdata._plain_pickles import UntrustedPickleError, refuse_pickled
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
@@ -323,10 +323,10 @@ def _workers(plain: Any) -> WorkersPosition:
     if not isinstance(workers, list) or not workers:
         raise ValueError("its data has no workers")
     shards = [_shard_position(worker, f"worker {number}") for number, worker in enumerate(workers)]
-    dealt = None if dispatching is None else _dealt(dispatching, len(workers))
+    dispatched = None if dispatching is None else _dispatched(dispatching, len(workers))
     if type(turn) is not int or not 0 <= turn < len(workers) or type(dispatches) is not bool:
         raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {dispatches!r}")
-    return WorkersPosition(shards, turn, dispatches, dealt)
+    return WorkersPosition(shards, turn, dispatches, dispatched)
 
 
 def _shard_position(worker: Any, whose: str) -> ShardPosition:
@@ -340,13 +340,13 @@ def _shard_position(worker: Any, whose: str) -> ShardPosition:
     return ShardPosition(given, (sent, read_pass, share, content))
 
 
-def _dealt(dealt: Any, workers: int) -> KeptDealt:
-    dealt_pass, accounts, content = dealt
+def _dispatched(dispatched: Any, workers: int) -> KeptDispatched:
+    dispatched_pass, accounts, content = dispatched
     accounts = [_account(account, "the dispatching process") for account in accounts]
-    fits = type(dealt_pass) is int and 0 <= dealt_pass < _MOST and type(content) is bytes
+    fits = type(dispatched_pass) is int and 0 <= dispatched_pass < _MOST and type(content) is bytes
     if not fits or len(accounts) != workers:
         raise ValueError("the snapshot of the dispatching process belongs to other workers, or is not a snapshot")
-    return dealt_pass, accounts, content
+    return dispatched_pass, accounts, content
 
 
 def _account(account: Any, whose: str) -> Account:

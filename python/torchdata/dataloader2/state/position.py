@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from torchdata._engine.snapshots import Account, Kept, KeptDealt
+from torchdata._engine.snapshots import Account, Kept, KeptDispatched
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
 from torchdata.datapipes._pipe.state.layout import PipeEntry
@@ -58,7 +58,7 @@ class WorkersPosition(NamedTuple):
     shards: Sequence[ShardPosition]
     turn: int
     dispatches: bool
-    dispatching: KeptDealt | None
+    dispatching: KeptDispatched | None
 
 
 class Position(NamedTuple):
@@ -75,7 +75,7 @@ class Position(NamedTuple):
         own_seeds: whether the pipes, instead of the loader, drew the epoch's seeds; None with workers.
         without_held: the positions of the shards without the items that the main process's pipes hold, for a resume
             with other ranks; None if these positions are unknown, or equal to `workers`.
-        untold: an error message if `workers` lacks the state that pipes keep from earlier iterations. Not saved.
+        lacking: an error message if `workers` lacks the state that pipes keep from earlier iterations. Not saved.
     """
 
     given: int
@@ -90,7 +90,7 @@ class Position(NamedTuple):
     shards: Sequence[Shard] | None = None
     own_seeds: bool | None = None
     without_held: WorkersPosition | None = None
-    untold: str | None = None
+    lacking: str | None = None
 
     @property
     def all_shards(self) -> Sequence[Shard]:

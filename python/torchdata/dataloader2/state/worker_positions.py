@@ -22,16 +22,16 @@ _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 
 def position_of(found: tuple[Any, int, Any], dispatches: bool) -> WorkersPosition:
-    positions, turn, dealt = found
+    positions, turn, sender = found
     shards = [
         ShardPosition(given, None if snapshot and reason_in(snapshot[3]) else snapshot) for given, snapshot in positions
     ]
-    return WorkersPosition(shards, turn, dispatches, None if dealt and reason_in(dealt[2]) else dealt)
+    return WorkersPosition(shards, turn, dispatches, None if sender and reason_in(sender[2]) else sender)
 
 
 def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
-    positions, _, dealt = found
-    contents = [snapshot[3] for _, snapshot in positions if snapshot] + ([dealt[2]] if dealt else [])
+    positions, _, sender = found
+    contents = [snapshot[3] for _, snapshot in positions if snapshot] + ([sender[2]] if sender else [])
     return next(filter(None, map(reason_in, contents)), None)
 
 
@@ -59,17 +59,17 @@ def resumptions(position: WorkersPosition, dispatches: bool, strict: bool) -> li
             )
         )
     if dispatches:
-        goes_on = position.dispatching or (1, [(0, 0)] * len(shares), None)
-        children.append(_of_dispatching(goes_on, shares, strict))
+        resumed = position.dispatching or (1, [(0, 0)] * len(shares), None)
+        children.append(_of_dispatching(resumed, shares, strict))
     return children
 
 
 def _of_dispatching(
-    dealt: tuple[int, list[Account], bytes | None],
+    sender: tuple[int, list[Account], bytes | None],
     shares: list[tuple[int, Account]],
     strict: bool,
 ) -> Resumption:
-    _, accounts, content = dealt
+    _, accounts, content = sender
     starts: list[tuple[Account, int, int | None]] = []
     for account, (read_pass, (read, checksum)) in zip(accounts, shares, strict=True):
         whole = read_pass > 1
@@ -79,16 +79,16 @@ def _of_dispatching(
     return Resumption(content, starts, turn=turn, strict=strict)
 
 
-def unverified(place: WorkersPosition) -> WorkersPosition:
+def unverified(position: WorkersPosition) -> WorkersPosition:
     """Removes the checksums of items that are recomputed, so that these items are not compared with the originals."""
-    dealt = [None] * len(place.shards) if place.dispatching is None else place.dispatching[1]
+    accounts = [None] * len(position.shards) if position.dispatching is None else position.dispatching[1]
     shards = []
-    for (given, snapshot), account in zip(place.shards, dealt, strict=True):
+    for (given, snapshot), account in zip(position.shards, accounts, strict=True):
         if snapshot is not None and snapshot[2] != account:
             snapshot = *snapshot[:2], (snapshot[2][0], 0), snapshot[3]
         is_recomputed = snapshot is None or snapshot[0] != given
         shards.append(ShardPosition((given[0], 0) if is_recomputed else given, snapshot))
-    return place._replace(shards=shards)
+    return position._replace(shards=shards)
 
 
 def lasts(*datapipes: DataPipe | Graph | None) -> bool:

@@ -72,6 +72,6 @@ def _objects(values: list[Any]) -> Any:
     import numpy as np
 
     array = np.empty(len(values), dtype=object)
-    for place, value in enumerate(values):
-        array[place] = value
+    for index, value in enumerate(values):
+        array[index] = value
     return array

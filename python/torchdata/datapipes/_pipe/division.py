@@ -10,7 +10,7 @@ from typing import Any
 
 from torchdata._native import ShareIterator
 from torchdata.datapipes._pipe.seeking import passes_over
-from torchdata.datapipes._pipe.witnessing import SampleWatch, next_sample, sample_behind
+from torchdata.datapipes._pipe.witnessing import SampleWatch, next_sample, sample_after
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,17 @@ class Division:
         """
         if self.is_whole and watch is None:
             return source
-        shards, shard, block, place = self.shards, self.shard, self.block, taken
+        shards, shard, block, index = self.shards, self.shard, self.block, taken
         if passes_over(source):
-            offset = place % (shards * block)
+            offset = index % (shards * block)
             before, others = shard * block - offset, (shards - 1) * block
             if -block < before <= 0:  # the next item belongs to a block of this shard
                 return ShareIterator(source, 0, block + before, others, block)
             return ShareIterator(source, before % (shards * block), block, others, block)
         own = [block * shard <= each < block * (shard + 1) for each in range(shards * block)]
         if watch is None or has_ended is None:
-            return _own_of(source, own, block, place)
-        return chain.from_iterable(_watched(source, own, block, place, taken, watch, has_ended))
+            return _own_of(source, own, block, index)
+        return chain.from_iterable(_watched(source, own, block, index, taken, watch, has_ended))
 
     def after(self, taken: int, passed_on: int) -> int:
         """Returns the position after the item that the shard has yielded last, counted over the items of all shards.
@@ -58,25 +58,25 @@ class Division:
             taken: the position where the iteration begins.
             passed_on: the number of items that the shard has yielded in the iteration, at least one.
         """
-        rounds, place = divmod(self.own_before(taken) + passed_on - 1, self.block)
-        return (self.shard + self.shards * rounds) * self.block + place + 1
+        rounds, index = divmod(self.own_before(taken) + passed_on - 1, self.block)
+        return (self.shard + self.shards * rounds) * self.block + index + 1
 
     def own_before(self, item: int) -> int:
-        unit, place = divmod(item, self.block)
+        unit, index = divmod(item, self.block)
         own = max(0, -(-(unit - self.shard) // self.shards)) * self.block
-        return own + place if unit % self.shards == self.shard else own
+        return own + index if unit % self.shards == self.shard else own
 
 
-def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, count: int | None = None) -> Iterator[Any]:
+def _own_of(source: Iterator[Any], own: list[bool], block: int, index: int, count: int | None = None) -> Iterator[Any]:
     """Returns the shard's items among the next `count` items of a source.
 
     Args:
         own: for each item of a round, whether it belongs to this shard; a round consists of one block of items per
             shard.
         block: the number of consecutive items that a shard receives at once.
-        place: the index of the source's next item, counted over the items of all shards.
+        index: the index of the source's next item, counted over the items of all shards.
     """
-    offset = place % len(own)
+    offset = index % len(own)
     if block == 1:
         first = (own.index(True) - offset) % len(own)
         return islice(source, first if count is None else min(first, count), count, len(own))
@@ -89,23 +89,23 @@ def _watched(
     source: Iterator[Any],
     own: list[bool],
     block: int,
-    place: int,
+    index: int,
     taken: int,
     watch: SampleWatch,
     has_ended: Callable[[], bool],
 ) -> Iterator[Iterator[Any]]:
     sample = next_sample(taken)
     while not watch.is_full:
-        yield _own_of(source, own, block, place, sample - taken)
+        yield _own_of(source, own, block, index, sample - taken)
         if has_ended():  # the source is not called, because some exhausted iterators start again
             return
-        place, taken = place + sample - taken, sample
+        index, taken = index + sample - taken, sample
         sampled = [*islice(source, 1)]
         if not sampled:
             watch.end(taken)
             return
         watch.add(taken, sampled[0])
-        if own[place % len(own)]:
+        if own[index % len(own)]:
             yield map(sampled.pop, (0,))  # no variable refers to the item, so the user can free it
-        place, taken, sample = place + 1, taken + 1, sample_behind(sample)
-    yield _own_of(source, own, block, place)
+        index, taken, sample = index + 1, taken + 1, sample_after(sample)
+    yield _own_of(source, own, block, index)

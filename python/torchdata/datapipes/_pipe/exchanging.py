@@ -43,12 +43,12 @@ _VARIABLES = (
     (vars(generators), "awaited"),
     (vars(own_random), "is_replica"),
     (vars(skipping), "worker"),
-    (vars(splitting), "telling"),
+    (vars(splitting), "set_info"),
     (vars(witnessing), "current"),
 )
 
 #: Sizes in bytes: the 624 32-bit numbers of a Mersenne Twister state, and the index of the next number.
-_WORDS, _PLACE = 624 * 4, 4
+_WORDS, _POSITION = 624 * 4, 4
 #: Sizes in bytes of PyTorch's generator state: of the header before the 624 numbers, and of the whole state.
 _BEFORE, _TORCH = 20, 2544
 #: The maximum offset in bytes of the 624 numbers in PyTorch's generator object.
@@ -257,12 +257,12 @@ def _memory(address: int, size: int) -> memoryview:
 
 
 def _python(generator: Any) -> _Way:
-    memory = _memory(id(generator) + object.__basicsize__, _PLACE + _WORDS)
+    memory = _memory(id(generator) + object.__basicsize__, _POSITION + _WORDS)
     return _Way((memory,), ((vars(generator), "gauss_next"),))  # the spare normal number is not in the memory
 
 
 def _numpy(state: Any) -> _Way:
-    words = _memory(state._bit_generator.ctypes.state_address, _WORDS + _PLACE)
+    words = _memory(state._bit_generator.ctypes.state_address, _WORDS + _POSITION)
     return _Way((words, _memory(id(state) + _gauss_offset(state.__class__), _GAUSS)))
 
 

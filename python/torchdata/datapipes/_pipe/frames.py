@@ -153,7 +153,7 @@ class FrameFormat:
                 f"{sorted(kind.__name__ for kind in kinds)}"
             )
         if len(set(widths)) > 1:
-            odd = next(place for place, width in enumerate(widths) if width != widths[0])
+            odd = next(index for index, width in enumerate(widths) if width != widths[0])
             raise ValueError(
                 f"{self.pipe}: all rows of a frame must have {widths[0]} values, as the first row has, but row {odd} "
                 f"is {rows[odd]!r}"
@@ -173,11 +173,11 @@ class FrameFormat:
             if not found:
                 raise ValueError(f"{self.pipe}: no row of a frame has a column: all are {rows[0]!r}")
             return {name: [row.get(name) for row in rows] for name in found}
-        for place, row in enumerate(rows):
+        for index, row in enumerate(rows):
             missing = [name for name in names if name not in row]
             if missing:
                 raise ValueError(
-                    f"{self.pipe}: row {place} of a frame lacks the columns {missing}: {row!r}; use None for missing "
+                    f"{self.pipe}: row {index} of a frame lacks the columns {missing}: {row!r}; use None for missing "
                     "values, or pass no column names"
                 )
         return {name: [row[name] for row in rows] for name in names}

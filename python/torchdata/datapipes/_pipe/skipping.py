@@ -84,7 +84,7 @@ def claim(owner: Any) -> None:
             continue
         record = record_of(pipe)
         record.claim = mine
-        if not owner_record.goes_on:  # all claimed pipes count from zero, including those that have not begun
+        if not owner_record.is_resumed:  # all claimed pipes count from zero, including those that have not begun
             record.skipped = {}
             if record.loaded is not None:
                 record.loaded = record.loaded._replace(skipped=None)
@@ -127,10 +127,10 @@ def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
 def table_of(skipped: dict[tuple[str, str], int]) -> str:
     rows = sorted(skipped.items(), key=lambda row: (-row[1], row[0]))
     width = max((len(str(count)) for _, count in rows), default=1)
-    return "\n".join(f"  {count:>{width}} x {kind} in {place}" for (kind, place), count in rows)
+    return "\n".join(f"  {count:>{width}} x {kind} in {location}" for (kind, location), count in rows)
 
 
-def tell(skipped: dict[tuple[str, str], int], of: str = "items of this epoch") -> None:
+def report(skipped: dict[tuple[str, str], int], of: str = "items of this epoch") -> None:
     if skipped:
         text = f"on_error has skipped {sum(skipped.values())} {of}:\n{table_of(skipped)}"
         warn_outside(text, RuntimeWarning)
@@ -193,7 +193,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     owner = None if reference is None else reference()
     if record is None or owner is None or not is_of_an_item(error):
         return False
-    if not _goes_on(datapipe, iterator):
+    if not _continues(datapipe, iterator):
         add_note(
             error,
             f"on_error cannot skip it: the exception has ended the iterator of {name_of(datapipe)}, as in a generator, "
@@ -209,12 +209,12 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
         found = {"epoch": of_loader, "worker": worker, "pipe": blamed_name(datapipe, error), "item": number}
         found["key"] = _key_of(error) or _row_read_for(datapipe)
         write_line(owner.log, found | line_of(error))
-    if (told := limit_error(owner)) is None:
+    if (failure := limit_error(owner)) is None:
         return True
-    told.__cause__ = error
-    # The note on `told` must name the pipe that raised `error`, not a later pipe.
-    attributes_of(told).update(attributes_of(error))
-    return told
+    failure.__cause__ = error
+    # The note on `failure` must name the pipe that raised `error`, not a later pipe.
+    attributes_of(failure).update(attributes_of(error))
+    return failure
 
 
 def is_of_an_item(error: BaseException) -> bool:
@@ -225,7 +225,7 @@ def is_of_an_item(error: BaseException) -> bool:
     )
 
 
-def _goes_on(datapipe: Any, iterator: Any) -> bool:
+def _continues(datapipe: Any, iterator: Any) -> bool:
     base = iter_base()
     if any(is_iter_pipe(source) and base not in type(source).__mro__ for source in sources_of(datapipe)):
         return False  # a source without a guard may have ended because of the exception

@@ -36,7 +36,7 @@ class _Depth(threading.local):
 _depth = _Depth()
 
 #: A function that sets torch's worker info for the running shard when torch is imported.
-telling: Callable[[Any], None] | None = None
+set_info: Callable[[Any], None] | None = None
 
 
 def read_whole(datapipes: Iterable[Any]) -> bool:
@@ -88,12 +88,12 @@ def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         module._worker_info = watched_info(module, **{name: getattr(info, name) for name in names})
     _depth.value += 1
     try:
-        return _Untold(begin())
+        return _Unannounced(begin())
     finally:
         _depth.value -= 1
 
 
-class _Untold(Iterator[Any]):
+class _Unannounced(Iterator[Any]):
     __slots__ = ("_iterator",)
 
     def __init__(self, iterator: Iterator[Any]) -> None:

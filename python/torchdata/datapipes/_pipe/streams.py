@@ -35,8 +35,8 @@ def with_detached_streams(item: Any) -> Any:
     if streams is None:
         return item
     if isinstance(item, streams.StreamWrapper):
-        stand_in = streams.detached(item)
-        return stand_in if isinstance(stand_in, streams.StreamWrapper) else item
+        placeholder = streams.detached(item)
+        return placeholder if isinstance(placeholder, streams.StreamWrapper) else item
     # Subclasses of dict, tuple and list are not searched, because copying them could fail if their constructors need
     # other arguments.
     if kind is dict:

@@ -141,12 +141,12 @@ class SampleDigest:
             plain = _plain(item)
             discrete = crc32(marshal.dumps(_discrete(plain), 2), before >> 32)
             checksum = discrete << 32 | crc32(marshal.dumps(plain, 2), before & _LOWER)
-        following = sample_behind(self.next)
+        following = sample_after(self.next)
         self.checksum, self.next = checksum, following  # in one step, which Ctrl-C cannot interrupt
 
     def add_missing(self) -> None:
         """Skips the position of the next sample, because the source ended before this position."""
-        self.next = sample_behind(self.next)
+        self.next = sample_after(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
         """Returns whether the checksums are equal. Checksums of different numbers of samples cannot be compared, so the
@@ -171,11 +171,11 @@ def checksum_of(item: Any) -> int | None:
 def next_sample(position: int) -> int:
     sample = 0
     while sample < position:
-        sample = sample_behind(sample)
+        sample = sample_after(sample)
     return sample
 
 
-def sample_behind(sample: int) -> int:
+def sample_after(sample: int) -> int:
     return sample + max(isqrt(sample) // 3, 1)
 
 

@@ -73,14 +73,14 @@ def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
         order.reverse()
         return order
     key = None if seed is None else (seed, len(indices))
-    places = None if key is None else _orders.get(key)
-    if places is None:
+    positions = None if key is None else _orders.get(key)
+    if positions is None:
         _, state, _ = rng.getstate()
-        places = array("I", sample_order(array("I", state[:-1]).tobytes(), state[-1], len(indices)))
-        places.reverse()
+        positions = array("I", sample_order(array("I", state[:-1]).tobytes(), state[-1], len(indices)))
+        positions.reverse()
         if key is not None:
-            _orders[key] = places
-    return places if isinstance(indices, range) else [indices[place] for place in places]
+            _orders[key] = positions
+    return positions if isinstance(indices, range) else [indices[position] for position in positions]
 
 
 class IndexSampler(Seeded, ReadsByIndex[T_co]):

@@ -34,13 +34,13 @@ class Concater(MapDataPipe[T_co]):
         self.datapipes: tuple[MapDataPipe[T_co], ...] = check_sources("Concater", datapipes, MapDataPipe)
 
     def __getitem__(self, index: Any) -> T_co:
-        place = index if index >= 0 else index + len(self)
-        if place >= 0:
+        position = index if index >= 0 else index + len(self)
+        if position >= 0:
             for datapipe in self.datapipes:
                 length = len(datapipe)
-                if place < length:
-                    return datapipe[place]
-                place -= length
+                if position < length:
+                    return datapipe[position]
+                position -= length
         raise IndexError(f"Index {index} is out of range.")
 
     def __len__(self) -> int:

@@ -55,8 +55,8 @@ class Batcher(MapDataPipe[DataChunk[T]]):
             index += len(self)
         batch: list[T] = []
         try:
-            for place in range(index * self.batch_size, (index + 1) * self.batch_size) if index >= 0 else ():
-                batch.append(self.datapipe[place])
+            for position in range(index * self.batch_size, (index + 1) * self.batch_size) if index >= 0 else ():
+                batch.append(self.datapipe[position])
         except IndexError:
             if len(batch) < self._items_from(index * self.batch_size):
                 raise  # code inside the pipe raised the error, so the item exists

@@ -49,7 +49,7 @@ def extension_extract_fn(pathname: str) -> str:
 
 
 #: Undocumented errors that libraries raise for malicious contents.
-_LIES = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError, SyntaxError, TypeError)
+_DAMAGE = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError, SyntaxError, TypeError)
 
 
 @contextlib.contextmanager
@@ -57,9 +57,9 @@ def _decoding(extension: str) -> Iterator[None]:
     """Converts an undocumented error that a library raises for invalid contents to a ValueError."""
     try:
         yield
-    except _LIES as error:
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise ValueError(f"the content of a {extension!r} file cannot be decoded: {said}") from error
+    except _DAMAGE as error:
+        message = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise ValueError(f"the content of a {extension!r} file cannot be decoded: {message}") from error
 
 
 def _pickles_are_allowed(allow_pickle: bool | None) -> bool:
@@ -272,14 +272,14 @@ class Decoder:
         allow_pickle: bool | None = None,
     ) -> None:
         self.allow_pickle = allow_pickle
-        self.handlers = self._told(handler)
+        self.handlers = self._with_option(handler)
         self.key_fn = key_fn
 
-    def _told(self, handlers: tuple[Handler, ...]) -> list[Handler]:
+    def _with_option(self, handlers: tuple[Handler, ...]) -> list[Handler]:
         if self.allow_pickle is None:
             return list(handlers)
-        told = partial(basichandlers, allow_pickle=self.allow_pickle)
-        return [told if handler is basichandlers else handler for handler in handlers]
+        handled = partial(basichandlers, allow_pickle=self.allow_pickle)
+        return [handled if handler is basichandlers else handler for handler in handlers]
 
     def add_handler(self, *handler: Handler) -> None:
         """Adds handlers before the existing handlers.
@@ -287,7 +287,7 @@ class Decoder:
         Args:
             *handler: functions of a key and contents, which return None for unsupported keys.
         """
-        self.handlers = [*self._told(handler), *self.handlers]
+        self.handlers = [*self._with_option(handler), *self.handlers]
 
     def decode1(self, key: str, data: Any) -> Any:
         """Returns the decoded contents of one file. Returns the contents themselves if they are empty, or if no handler

@@ -66,6 +66,6 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
             return super()._length_of_turns(lengths)
         # A source with n items ends in round n + 1. In the last round, only the sources that precede the ending source
         # in the dict yield an item. A source without items never yields an item.
-        ends = [(length, place) for place, length in enumerate(lengths)]
+        ends = [(length, index) for index, length in enumerate(lengths)]
         rounds, last = min(ends) if self.stop_criteria == StopCriteria.FIRST_DATASET_EXHAUSTED else max(ends)
-        return sum(rounds + (place < last) for place, length in enumerate(lengths) if length)
+        return sum(rounds + (index < last) for index, length in enumerate(lengths) if length)

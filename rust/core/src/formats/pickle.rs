@@ -15,7 +15,7 @@ pub enum PlainError {
     #[error("they end within the instruction at byte {0}")]
     Short(usize),
     #[error("{0} bytes follow the end")]
-    Behind(usize),
+    Excess(usize),
 }
 
 pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
@@ -29,7 +29,7 @@ pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
         if opcode == b'.' {
             return match rest.len() {
                 0 => Ok(()),
-                behind => Err(PlainError::Behind(behind)),
+                excess => Err(PlainError::Excess(excess)),
             };
         }
         at += 1 + length;

@@ -48,8 +48,8 @@ impl Frame {
         self.head.extend(count.to_le_bytes());
         for buffer in &message.buffers {
             let len = buffer.len() as u64;
-            let place = if buffer.len() < OUT_OF_BAND { 0 } else { SEPARATE };
-            self.head.extend((len | place).to_le_bytes());
+            let flag = if buffer.len() < OUT_OF_BAND { 0 } else { SEPARATE };
+            self.head.extend((len | flag).to_le_bytes());
         }
         self.head.extend(&message.payload);
         for buffer in message.buffers.drain(..) {

@@ -65,7 +65,7 @@ pub struct Consumer {
     streamed: Vec<u8>,
     receiving: Receiving,
     /// The latest permission to send items (grant) that this consumer has given to the producer.
-    told: Grant,
+    announced: Grant,
     /// Whether the next message in the ring belongs to a stream that this consumer has not begun yet.
     early: bool,
     wanted: bool,
@@ -90,7 +90,7 @@ impl Consumer {
             table: Vec::new(),
             streamed: Vec::new(),
             receiving: Receiving::default(),
-            told: Receiving::default().grant(),
+            announced: Receiving::default().grant(),
             early: false,
             wanted: true,
             taken: 0,
@@ -128,17 +128,17 @@ impl Consumer {
         self.streamed = Vec::new();
         let grant = self.receiving.begin(stream, window);
         self.flow.window.store(window, Ordering::Relaxed);
-        self.tell(grant);
+        self.announce(grant);
     }
 
-    fn tell(&mut self, grant: Grant) {
+    fn announce(&mut self, grant: Grant) {
         self.grant(grant);
         self.ring();
     }
 
     #[inline]
     fn grant(&mut self, grant: Grant) {
-        self.told = grant;
+        self.announced = grant;
         // SYNC(grant): pairs with Producer::permit.
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
@@ -157,13 +157,13 @@ impl Consumer {
 
     /// Informs the producer that the consumer has finished reading the current stream.
     pub fn leave(&mut self) {
-        self.tell(self.receiving.leave());
+        self.announce(self.receiving.leave());
     }
 
     /// Informs the producer that no more items of the epoch `epoch` are needed.
     pub fn finish(&mut self, epoch: u32) {
         let grant = self.receiving.finish(epoch);
-        self.tell(grant);
+        self.announce(grant);
     }
 
     pub fn acknowledge(&self, count: u64) {
@@ -185,7 +185,7 @@ impl Consumer {
 
     pub fn set_window(&mut self, window: u64) {
         let grant = self.receiving.set_window(window);
-        self.tell(grant);
+        self.announce(grant);
     }
 
     #[inline]
@@ -212,21 +212,21 @@ impl Consumer {
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
-        self.tell(self.receiving.one_more());
+        self.announce(self.receiving.one_more());
     }
 
     /// Permits the producer to send one more item even if the window is 0, because another process waits for this item.
     pub fn grant_one_more(&mut self) {
-        self.tell_if_new(self.receiving.one_more());
+        self.report_if_new(self.receiving.one_more());
     }
 
     pub fn restore_grant(&mut self) {
-        self.tell_if_new(self.receiving.grant());
+        self.report_if_new(self.receiving.grant());
     }
 
-    fn tell_if_new(&mut self, grant: Grant) {
-        if self.told != grant {
-            self.tell(grant);
+    fn report_if_new(&mut self, grant: Grant) {
+        if self.announced != grant {
+            self.announce(grant);
         }
     }
 
@@ -353,14 +353,14 @@ impl Consumer {
         if !available.is_multiple_of(8) {
             return Err(Corrupted("a producer's cursor points into a message"));
         }
-        let place = self.layout.ring_ptr(head);
-        // SAFETY: the producer has published `available` bytes from `place` on. At least 8 of these bytes are
+        let pointer = self.layout.ring_ptr(head);
+        // SAFETY: the producer has published `available` bytes from `pointer` on. At least 8 of these bytes are
         // contiguous, because the ring's capacity and all positions are multiples of 8. The read is volatile, because
         // another process writes to the ring.
-        let first = unsafe { place.cast::<u64>().read_volatile() };
+        let first = unsafe { pointer.cast::<u64>().read_volatile() };
         let Some((total, check)) = read_first(first, head, available, until_wrap)? else { return Ok(None) };
         // SAFETY: `read_first` has checked that the whole message, including its header, is published and contiguous.
-        let words = unsafe { place.cast::<u64>().add(1).cast::<[u64; 2]>().read_volatile() };
+        let words = unsafe { pointer.cast::<u64>().add(1).cast::<[u64; 2]>().read_volatile() };
         let header = MessageHeader::from_words(total, words)?;
         let mut sum = header.checksum(head);
         let mut digest = Digest::default();
@@ -373,7 +373,7 @@ impl Consumer {
         // has made room for the copy. The checks below read the private copy, because the producer can still change the
         // message in the ring.
         unsafe {
-            let entries = place.add(MESSAGE_HEADER as usize).cast::<[u64; 2]>();
+            let entries = pointer.add(MESSAGE_HEADER as usize).cast::<[u64; 2]>();
             for index in 0..blocks {
                 let [offset, len] = entries.add(index).read_volatile();
                 sum = sum.words(offset, len);

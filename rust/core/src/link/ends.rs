@@ -91,7 +91,7 @@ impl Link {
         peer.ring();
     }
 
-    pub fn go_on(&self) {
+    pub fn stop_starving(&self) {
         self.layout.header().starving.store(seal(0), Ordering::Relaxed);
     }
 }

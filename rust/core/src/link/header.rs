@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crossbeam_utils::CachePadded;
 
 use crate::error::OpenError;
-use crate::integrity::{placed, seal};
+use crate::integrity::{keyed, seal};
 use crate::process::region::Region;
 use crate::protocol::Ahead;
 use crate::stats::{Flow, FlowRef};
@@ -121,7 +121,7 @@ const _: () = {
 /// Encodes a returned block as the number of its first memory page, with check bits that depend on `position`.
 pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     let page = offset / BLOCK_ALIGN;
-    page << 30 | placed(page, position)
+    page << 30 | keyed(page, position)
 }
 
 /// Returns the block offset in an entry, or None if the entry is damaged or belongs to another position.
@@ -202,17 +202,17 @@ impl Layout {
     }
 
     pub fn ring_ptr(&self, position: u64) -> *mut u8 {
-        let place = HEADER_LEN as u64 + (position & (self.config.ring_capacity - 1));
-        // SAFETY: `place` is less than HEADER_LEN + ring_capacity. `create` and `attach` check that the ring is in the
+        let offset = HEADER_LEN as u64 + (position & (self.config.ring_capacity - 1));
+        // SAFETY: `offset` is less than HEADER_LEN + ring_capacity. `create` and `attach` check that the ring is in the
         // region.
-        unsafe { self.region.as_mut_ptr().add(place as usize) }
+        unsafe { self.region.as_mut_ptr().add(offset as usize) }
     }
 
     pub fn return_slot(&self, position: u64) -> &AtomicU64 {
-        let place = self.config.return_offset() + 8 * (position & (self.config.return_capacity - 1));
+        let offset = self.config.return_offset() + 8 * (position & (self.config.return_capacity - 1));
         // SAFETY: `create` or `attach` has checked the layout, so the entry is inside the region, at a multiple of 8
         // bytes. All access to entries is atomic.
-        unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
+        unsafe { &*self.region.as_mut_ptr().add(offset as usize).cast::<AtomicU64>() }
     }
 
     /// # Panics

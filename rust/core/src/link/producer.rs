@@ -45,7 +45,7 @@ pub enum Push {
 #[derive(Debug, Clone, Copy, Default)]
 struct ShardProgress {
     account: Account,
-    owed: u64,
+    outstanding: u64,
 }
 
 /// Only one thread at a time may use the producer.
@@ -127,9 +127,9 @@ impl Producer {
     pub fn turn_to(&mut self, shard: u16) {
         if shard != self.current {
             self.shards[usize::from(self.current)] = self.current_shard();
-            let ShardProgress { account, owed } = self.shards[usize::from(shard)];
+            let ShardProgress { account, outstanding } = self.shards[usize::from(shard)];
             (self.current, self.account) = (shard, account);
-            self.sending.repeat(owed);
+            self.sending.repeat(outstanding);
         }
     }
 
@@ -145,7 +145,7 @@ impl Producer {
 
     /// Resumes the current shard after its first `account.items` items. The next `again` items are recomputed, but not
     /// sent.
-    pub fn go_on_from(&mut self, account: Account, again: u64) {
+    pub fn resume_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
     }
@@ -161,12 +161,12 @@ impl Producer {
     }
 
     /// Returns the first shard, if any, that must still recompute items.
-    pub fn owing(&self) -> Option<u16> {
-        self.all_shards().position(|shard| shard.owed > 0).map(|shard| shard as u16)
+    pub fn recomputing(&self) -> Option<u16> {
+        self.all_shards().position(|shard| shard.outstanding > 0).map(|shard| shard as u16)
     }
 
     fn current_shard(&self) -> ShardProgress {
-        ShardProgress { account: self.account, owed: self.sending.owed() }
+        ShardProgress { account: self.account, outstanding: self.sending.outstanding() }
     }
 
     fn all_shards(&self) -> impl ExactSizeIterator<Item = ShardProgress> + '_ {
@@ -180,8 +180,8 @@ impl Producer {
     /// Returns how many items the current shard must still recompute. Recomputed items are not sent, because an earlier
     /// process has already sent the same items.
     #[inline]
-    pub fn owed(&self) -> u64 {
-        self.sending.owed()
+    pub fn outstanding(&self) -> u64 {
+        self.sending.outstanding()
     }
 
     /// Counts an item that was recomputed and is not sent.
@@ -438,11 +438,11 @@ impl Producer {
         let mut check = message.checksum(start);
         let mut digest = Digest::default();
         let before;
-        let place = self.layout.ring_ptr(start);
-        // SAFETY: the cursor has checked that `needed` bytes after the tail are free, and the `total` bytes at `place`
+        let pointer = self.layout.ring_ptr(start);
+        // SAFETY: the cursor has checked that `needed` bytes after the tail are free, and the `total` bytes at `pointer`
         // are contiguous. Only the producer writes to free bytes of the ring. Messages start at multiples of 8 bytes.
         unsafe {
-            let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
+            let mut entry = pointer.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {
                 let [offset, len] = match part {
                     Part::Block(block) => [block.offset(), sampled_len(block.as_mut_ptr(), block.len())],
@@ -455,7 +455,7 @@ impl Producer {
             }
             before = check;
             check = check.copy::<false>(payload.as_ptr(), entry.cast::<u8>(), payload.len());
-            place.cast::<[u64; 3]>().write(message.words(check.finish()));
+            pointer.cast::<[u64; 3]>().write(message.words(check.finish()));
         }
         self.bytes += payload.len() as u64;
         for part in parts {

@@ -192,11 +192,11 @@ fn span(entry: &InheritedEntry) -> (usize, usize) {
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
     spans.dedup_by(|next, last| {
-        let is_beside = next.0 == last.1;
-        if is_beside {
+        let is_adjacent = next.0 == last.1;
+        if is_adjacent {
             last.1 = next.1;
         }
-        is_beside
+        is_adjacent
     });
     spans
 }

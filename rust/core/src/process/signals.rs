@@ -6,7 +6,7 @@ use std::io;
 ///
 /// A signal handler is installed instead of SIG_IGN, because programs that this process executes would inherit SIG_IGN.
 /// The handler runs on the normal stack, because the alternate stack of `faulthandler` may be too small.
-pub fn take_no_notice(number: i32) -> io::Result<()> {
+pub fn ignore_signal(number: i32) -> io::Result<()> {
     act(number, obey_own as extern "C" fn(_, _, _) as libc::sighandler_t, libc::SA_RESTART | libc::SA_SIGINFO)
 }
 

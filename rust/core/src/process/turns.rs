@@ -72,9 +72,9 @@ impl Turns {
             return true;
         }
         let paid = self.paid.load(Relaxed).max(now) + took * PRICE;
-        let goes_on = paid <= now + CREDIT;
-        self.paid.store(if goes_on { paid } else { now + CREDIT + took * REST }, Relaxed);
-        goes_on
+        let continues = paid <= now + CREDIT;
+        self.paid.store(if continues { paid } else { now + CREDIT + took * REST }, Relaxed);
+        continues
     }
 
     pub fn helped(&self) {

@@ -134,13 +134,13 @@ pub struct Watch {
     state: Mutex<WatchState>,
     wake: Condvar,
     ended: Condvar,
-    tell: fn(&Stall),
+    report: fn(&Stall),
 }
 
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
 static OVER: AtomicBool = AtomicBool::new(false);
 
-pub fn watch(tell: fn(&Stall)) -> &'static Watch {
+pub fn watch(report: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
     loop {
         // SYNC(watch): pairs with the exchange below. A thread that reads the pointer also reads the initialized
@@ -153,7 +153,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
             return watch;
         }
         let (state, wake, ended) = (Mutex::default(), Condvar::new(), Condvar::new());
-        let new = Box::into_raw(Box::new(Watch { generation, state, wake, ended, tell }));
+        let new = Box::into_raw(Box::new(Watch { generation, state, wake, ended, report }));
         // SYNC(watch): pairs with the load above.
         if WATCH.compare_exchange(current, new, AcqRel, Relaxed).is_err() {
             // SAFETY: `new` was created above, and the exchange failed, so no other thread has seen the pointer.
@@ -252,7 +252,7 @@ impl Watch {
             let stalls: Vec<Stall> = state.watched.iter_mut().filter_map(|one| one.look(now)).collect();
             if !stalls.is_empty() {
                 drop(state);
-                stalls.iter().for_each(self.tell);
+                stalls.iter().for_each(self.report);
                 state = self.state();
                 continue;
             }

@@ -31,21 +31,21 @@ pub struct Snapshot<S> {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Dealt<S> {
+pub struct Dispatched<S> {
     pub pass: u32,
     /// For each worker, the number and checksum of the items that were dispatched to the worker.
     pub accounts: Vec<Account>,
     pub content: S,
 }
 
-impl<S> Dealt<S> {
+impl<S> Dispatched<S> {
     pub fn items(&self) -> u64 {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
     /// Returns whether a worker at position `share` has read all items that the dispatching process sent before this
     /// snapshot.
-    fn is_behind(&self, worker: usize, share: Share) -> bool {
+    fn precedes(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
 }
@@ -77,7 +77,7 @@ pub struct Books<S> {
     /// items.
     log: VecDeque<(u32, Account)>,
     total: u64,
-    dealt: VecDeque<Dealt<S>>,
+    dispatched: VecDeque<Dispatched<S>>,
     /// The number of deliveries that the log keeps even after the user has received the items.
     beyond: usize,
     unknown: usize,
@@ -101,7 +101,7 @@ impl<S> Books<S> {
             peers,
             log: VecDeque::new(),
             total: 0,
-            dealt: VecDeque::new(),
+            dispatched: VecDeque::new(),
             beyond,
             unknown,
             longest: 2 * beyond,
@@ -118,7 +118,7 @@ impl<S> Books<S> {
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
-        let mut kept: Vec<S> = self.dealt.drain(..).map(|dealt| dealt.content).collect();
+        let mut kept: Vec<S> = self.dispatched.drain(..).map(|one| one.content).collect();
         self.total = 0;
         self.longest = 2 * self.beyond;
         for (index, peer) in self.peers.iter_mut().enumerate() {
@@ -206,15 +206,15 @@ impl<S> Books<S> {
         !self.peers[peer].snapshots.is_empty()
     }
 
-    pub fn has_dealt(&self) -> bool {
-        !self.dealt.is_empty()
+    pub fn has_dispatched(&self) -> bool {
+        !self.dispatched.is_empty()
     }
 
     /// Returns the latest snapshot of the dispatching process such that all workers have read all items that were
     /// dispatched before it.
-    pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
-        let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
-        self.dealt.iter().rev().find(is_before)
+    pub fn dispatched_before(&self, shares: &[Share]) -> Option<&Dispatched<S>> {
+        let is_before = |one: &&Dispatched<S>| (0..shares.len()).all(|worker| one.precedes(worker, shares[worker]));
+        self.dispatched.iter().rev().find(is_before)
     }
 
     fn oldest_shares(&self) -> Vec<Share> {
@@ -241,21 +241,21 @@ impl<S> Books<S> {
     }
 
     /// Stores a snapshot of the dispatching process, and returns older snapshots that have become useless.
-    pub fn keep_dealt(&mut self, dealt: Dealt<S>) -> Vec<S> {
-        if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
-            return vec![dealt.content];
+    pub fn keep_dispatched(&mut self, one: Dispatched<S>) -> Vec<S> {
+        if self.dispatched.iter().any(|known| known.pass == one.pass && known.accounts == one.accounts) {
+            return vec![one.content];
         }
         // The snapshot is inserted at its position in the sorted list, because snapshots arrive over several links in
         // any order.
-        let place = self.dealt.iter().rposition(|known| order(known) <= order(&dealt)).map_or(0, |place| place + 1);
-        self.dealt.insert(place, dealt);
+        let index = self.dispatched.iter().rposition(|known| order(known) <= order(&one)).map_or(0, |index| index + 1);
+        self.dispatched.insert(index, one);
         let oldest = self.oldest_shares();
-        let passed = |dealt: &Dealt<S>| (0..oldest.len()).all(|worker| dealt.is_behind(worker, oldest[worker]));
-        let superfluous = (1..self.dealt.len()).take_while(|&index| passed(&self.dealt[index])).count();
-        self.dealt.drain(..superfluous).map(|dealt| dealt.content).collect()
+        let passed = |one: &Dispatched<S>| (0..oldest.len()).all(|worker| one.precedes(worker, oldest[worker]));
+        let superfluous = (1..self.dispatched.len()).take_while(|&index| passed(&self.dispatched[index])).count();
+        self.dispatched.drain(..superfluous).map(|one| one.content).collect()
     }
 }
 
-fn order<S>(dealt: &Dealt<S>) -> (u32, u64) {
-    (dealt.pass, dealt.items())
+fn order<S>(one: &Dispatched<S>) -> (u32, u64) {
+    (one.pass, one.items())
 }

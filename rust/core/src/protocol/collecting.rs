@@ -22,12 +22,12 @@ pub enum Next {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     pub turn: RoundRobin,
-    has_died: bool,
+    has_exited: bool,
 }
 
 impl Collecting {
     pub fn new(peers: usize, in_order: bool) -> Self {
-        Self { turn: RoundRobin::new(peers, in_order), has_died: false }
+        Self { turn: RoundRobin::new(peers, in_order), has_exited: false }
     }
 
     /// Returns the next step. For a link, `ready` returns whether an item can be delivered, and `arrived` returns
@@ -47,7 +47,7 @@ impl Collecting {
 
     fn otherwise(&mut self, arrived: impl FnMut(usize) -> bool, mut starves: impl FnMut(usize) -> bool) -> Next {
         let Some(current) = self.turn.next() else { return Next::Over };
-        if self.has_died {
+        if self.has_exited {
             return Next::Fail;
         }
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
@@ -60,18 +60,18 @@ impl Collecting {
         mut arrived: impl FnMut(usize) -> bool,
         mut starves: impl FnMut(usize) -> bool,
     ) -> Option<usize> {
-        let live = || (0..self.turn.peers()).filter(|&peer| !self.turn.is_ended(peer));
-        let starving = live().find(|&peer| starves(peer))?;
-        live().find(|&peer| peer != starving && arrived(peer))
+        let running = || (0..self.turn.peers()).filter(|&peer| !self.turn.is_ended(peer));
+        let starving = running().find(|&peer| starves(peer))?;
+        running().find(|&peer| peer != starving && arrived(peer))
     }
 
     /// Records that a process has exited. Items that arrived before the exit are delivered, unless an earlier item is
     /// missing.
-    pub fn note_death(&mut self) {
-        self.has_died = true;
+    pub fn note_exit(&mut self) {
+        self.has_exited = true;
     }
 
     pub fn replaced(&mut self) {
-        self.has_died = false;
+        self.has_exited = false;
     }
 }

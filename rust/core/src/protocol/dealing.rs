@@ -5,7 +5,7 @@ use super::sending::Permit;
 use crate::round_robin::RoundRobin;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Deal {
+pub enum Choice {
     /// Compute an item and send the item to the reader with this index.
     To(usize),
     /// Compute and drop the next item, because the reader with this index does not need the item.
@@ -28,20 +28,20 @@ impl Dealing {
 
     /// Returns the next step. `permit` returns whether a reader accepts an item now.
     #[inline]
-    pub fn next(&self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
-        let Some(target) = self.turn.next() else { return Deal::Nobody };
+    pub fn next(&self, mut permit: impl FnMut(usize) -> Permit) -> Choice {
+        let Some(target) = self.turn.next() else { return Choice::Nobody };
         match permit(target) {
-            Permit::Now => Deal::To(target),
-            Permit::Again => Deal::Skip(target),
-            Permit::Wait => Deal::WaitFor(target),
-            Permit::Unwanted if self.readers().any(|reader| permit(reader) != Permit::Unwanted) => Deal::Skip(target),
-            Permit::Unwanted => Deal::Nobody,
+            Permit::Now => Choice::To(target),
+            Permit::Again => Choice::Skip(target),
+            Permit::Wait => Choice::WaitFor(target),
+            Permit::Unwanted if self.readers().any(|reader| permit(reader) != Permit::Unwanted) => Choice::Skip(target),
+            Permit::Unwanted => Choice::Nobody,
         }
     }
 
     /// Returns the next step of a worker process. All shards of a worker process send their items to the same reader.
     #[inline]
-    pub fn next_of_shards(&self, permit: Permit) -> Deal {
+    pub fn next_of_shards(&self, permit: Permit) -> Choice {
         self.next(|_| permit)
     }
 
@@ -57,7 +57,7 @@ impl Dealing {
             match reader(peer) {
                 Reader::Ahead => asked = true,
                 Reader::Done => {}
-                Reader::Behind | Reader::Here(_) | Reader::Left => return false,
+                Reader::Earlier | Reader::Here(_) | Reader::Left => return false,
             }
         }
         asked

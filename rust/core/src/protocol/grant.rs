@@ -33,7 +33,7 @@ pub struct Grant {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reader {
     /// The reader is reading an earlier stream than the stream that the writer sends.
-    Behind,
+    Earlier,
     /// The total number of items that the reader wants from the writer's stream, modulo 2^30.
     Here(u32),
     /// The reader has ended the iteration that the writer still sends, but may request another iteration.
@@ -84,15 +84,15 @@ impl Grant {
         let epochs = difference(epoch, low(stream.epoch(), EPOCH_BITS), EPOCH_BITS);
         let passes = difference(pass, low(stream.pass(), PASS_BITS), PASS_BITS);
         Some(match (wish, epochs) {
-            (0, _) => Reader::Behind,
-            (_, i64::MIN..=-1) => Reader::Behind,
+            (0, _) => Reader::Earlier,
+            (_, i64::MIN..=-1) => Reader::Earlier,
             (_, 1..) => Reader::Done,
             (3, 0) => Reader::Done,
             (2, 0) if passes == 0 => Reader::Left,
             (2, 0) if passes == 1 => Reader::Ahead,
             (1, 0) if passes == 0 => Reader::Here(count),
             (1, 0) if passes == 1 => Reader::Ahead,
-            _ => Reader::Behind,
+            _ => Reader::Earlier,
         })
     }
 

@@ -26,9 +26,9 @@ mod sending;
 mod stream;
 
 pub use account::Account;
-pub use books::{Books, Dealt, PeerPosition, Share, Snapshot};
+pub use books::{Books, Dispatched, PeerPosition, Share, Snapshot};
 pub use collecting::{Collecting, Next};
-pub use dealing::{Deal, Dealing};
+pub use dealing::{Choice, Dealing};
 pub use grant::{Grant, Reader, Wish};
 pub use obedience::{Command, Obedience, Step};
 pub use receiving::{Judgement, Receiving};

@@ -7,7 +7,7 @@
 pub const TRIES: usize = 3;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-struct Deaths {
+struct Exits {
     at: (u32, u64),
     process: Option<u64>,
     count: usize,
@@ -15,13 +15,13 @@ struct Deaths {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    pub deaths: usize,
+    pub exits: usize,
     pub is_new: bool,
 }
 
 impl Verdict {
     pub fn is_final(self) -> bool {
-        self.deaths >= TRIES
+        self.exits >= TRIES
     }
 }
 
@@ -31,7 +31,7 @@ pub struct Replacing {
     workers: usize,
     dispatches: bool,
     resting: Vec<bool>,
-    deaths: Vec<Deaths>,
+    exits: Vec<Exits>,
     repeating: bool,
 }
 
@@ -42,7 +42,7 @@ impl Replacing {
             workers,
             dispatches,
             resting: vec![false; children],
-            deaths: vec![Deaths::default(); children],
+            exits: vec![Exits::default(); children],
             repeating: false,
         }
     }
@@ -57,15 +57,15 @@ impl Replacing {
         self.resting[child]
     }
 
-    /// Returns the children to replace after the exit of the children `dead`. `ended[i]` is true if the main process
+    /// Returns the children to replace after the exit of the children `exited`. `ended[i]` is true if the main process
     /// has all items of worker i.
-    pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
+    pub fn wanted(&mut self, exited: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
-            true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
+            true if exited.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
             true => (0..=self.workers).collect(),
-            false => dead.iter().copied().filter(|&child| !ended[child]).collect(),
+            false => exited.iter().copied().filter(|&child| !ended[child]).collect(),
         };
-        for &child in dead {
+        for &child in exited {
             self.resting[child] |= !wanted.contains(&child);
         }
         wanted
@@ -75,14 +75,14 @@ impl Replacing {
     /// child was paused (`halted`), the number of exited processes is reset.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
-        let deaths = &mut self.deaths[child];
-        if halted || deaths.at != at {
-            *deaths = Deaths { at, ..Deaths::default() };
+        let exits = &mut self.exits[child];
+        if halted || exits.at != at {
+            *exits = Exits { at, ..Exits::default() };
         }
-        let is_new = deaths.process != Some(process);
-        deaths.process = Some(process);
-        deaths.count += usize::from(is_new);
-        Verdict { deaths: deaths.count, is_new }
+        let is_new = exits.process != Some(process);
+        exits.process = Some(process);
+        exits.count += usize::from(is_new);
+        Verdict { exits: exits.count, is_new }
     }
 
     /// Returns the number of the item that the child was computing when it exited.

@@ -59,27 +59,27 @@ pub struct Sending {
     sent: u32,
     /// The number of further items that the reader's latest grant allows.
     credit: u32,
-    owed: u64,
+    outstanding: u64,
 }
 
 impl Sending {
     pub fn begin(&mut self, stream: Stream) {
-        *self = Self { stream, sent: 0, credit: 0, owed: 0 };
+        *self = Self { stream, sent: 0, credit: 0, outstanding: 0 };
     }
 
     /// Makes the writer recompute the next `items` items without sending them, because the reader already has them.
     pub fn repeat(&mut self, items: u64) {
-        self.owed = items;
+        self.outstanding = items;
     }
 
     /// Returns how many items the writer must still recompute before it sends new items.
     #[inline]
-    pub fn owed(&self) -> u64 {
-        self.owed
+    pub fn outstanding(&self) -> u64 {
+        self.outstanding
     }
 
     pub fn made_again(&mut self) {
-        self.owed = self.owed.saturating_sub(1);
+        self.outstanding = self.outstanding.saturating_sub(1);
     }
 
     pub fn stream(&self) -> Stream {
@@ -94,11 +94,11 @@ impl Sending {
     /// Returns whether the reader accepts another item, or None if the grant word is damaged.
     #[inline]
     pub fn permit(&mut self, word: u64) -> Option<Permit> {
-        if self.owed > 0 {
+        if self.outstanding > 0 {
             return Some(Permit::Again);
         }
         Some(match Grant::read(word, self.stream)? {
-            Reader::Behind => Permit::Wait,
+            Reader::Earlier => Permit::Wait,
             Reader::Here(wanted) => {
                 self.credit = Grant::credit(wanted, self.sent);
                 if self.credit > 0 { Permit::Now } else { Permit::Wait }

@@ -8,12 +8,12 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected. `heard` is the time of the member's latest message, or None before the first heartbeat.
+    /// The member is connected. `received` is the time of the member's latest message, or None before the first heartbeat.
     Taken {
-        heard: Option<Instant>,
+        received: Option<Instant>,
     },
     Parted,
-    Dead,
+    Lost,
 }
 
 /// After a timeout, the hub tests whether the missing ranks still send messages, and then decides which ranks are at
@@ -51,11 +51,11 @@ impl Hub {
 
     /// Records that a member has connected, and submits the value 0 for operation 0 on behalf of this member.
     pub fn seat(&mut self, rank: u32) {
-        self.seats[rank as usize] = Seat::Taken { heard: None };
+        self.seats[rank as usize] = Seat::Taken { received: None };
         self.values[rank as usize] = Some(0);
         match &self.verdict {
             Some(verdict) => self.outgoing.push((rank, Message::Failed(verdict.clone()))),
-            None => self.go_on(),
+            None => self.proceed(),
         }
     }
 
@@ -63,7 +63,7 @@ impl Hub {
     pub fn submit(&mut self, value: i64) -> u64 {
         let operation = self.operation;
         self.values[0] = Some(value);
-        self.go_on();
+        self.proceed();
         operation
     }
 
@@ -80,25 +80,25 @@ impl Hub {
     }
 
     pub fn part(&mut self) {
-        self.tell_all(&Message::Bye);
+        self.send_to_all(&Message::Bye);
     }
 
     pub fn receive(&mut self, rank: u32, message: Message, now: Instant) {
-        if let Seat::Taken { heard } = &mut self.seats[rank as usize]
-            && (heard.is_some() || message == Message::Beat)
+        if let Seat::Taken { received } = &mut self.seats[rank as usize]
+            && (received.is_some() || message == Message::Beat)
         {
-            *heard = Some(now);
+            *received = Some(now);
         }
         match message {
             Message::Value { operation, value } if operation == self.operation => {
                 self.values[rank as usize] = Some(value);
-                self.go_on();
+                self.proceed();
             }
             Message::Late { operation } => self.try_missing(rank, operation, now),
             Message::Left => self.fail(Fault::Left, vec![rank], rank),
             Message::Bye => {
                 self.seats[rank as usize] = Seat::Parted;
-                self.go_on();
+                self.proceed();
             }
             Message::Failed(verdict) => self.fail(verdict.fault, verdict.ranks, rank),
             _ => {}
@@ -109,41 +109,41 @@ impl Hub {
     /// Records that the connection to the member `rank` has broken, or that the member has sent invalid data.
     pub fn lose(&mut self, rank: u32) {
         if let Seat::Taken { .. } = self.seats[rank as usize] {
-            self.seats[rank as usize] = Seat::Dead;
-            self.go_on();
+            self.seats[rank as usize] = Seat::Lost;
+            self.proceed();
         }
     }
 
     pub fn beat(&mut self) {
-        self.tell_all(&Message::Beat);
+        self.send_to_all(&Message::Beat);
     }
 
     pub fn outgoing(&mut self) -> Vec<(u32, Message)> {
         std::mem::take(&mut self.outgoing)
     }
 
-    fn go_on(&mut self) {
+    fn proceed(&mut self) {
         // After a timeout, the operation fails for all ranks, even if the last missing value arrives before the hub has
         // decided which ranks are at fault.
         if self.verdict.is_some() || self.trial.is_some() {
             return;
         }
         if let Some(least) = self.values.iter().copied().try_fold(i64::MAX, |least, value| Some(least.min(value?))) {
-            self.tell_all(&Message::Least { operation: self.operation, value: least });
+            self.send_to_all(&Message::Least { operation: self.operation, value: least });
             self.last = Some((self.operation, least));
             self.operation += 1;
             self.values.fill(None);
             return;
         }
         if let Some(waiting) = self.values.iter().position(Option::is_some)
-            && let Some((fault, ranks)) = self.gone_among(self.missing())
+            && let Some((fault, ranks)) = self.fault_among(self.missing())
         {
             self.fail(fault, ranks, waiting as u32);
         }
     }
 
-    fn gone_among(&self, ranks: impl Iterator<Item = u32> + Clone) -> Option<(Fault, Vec<u32>)> {
-        [(Seat::Dead, Fault::Dead), (Seat::Parted, Fault::Parted)].into_iter().find_map(|(seat, fault)| {
+    fn fault_among(&self, ranks: impl Iterator<Item = u32> + Clone) -> Option<(Fault, Vec<u32>)> {
+        [(Seat::Lost, Fault::Lost), (Seat::Parted, Fault::Parted)].into_iter().find_map(|(seat, fault)| {
             let found: Vec<u32> = ranks.clone().filter(|&rank| self.seats[rank as usize] == seat).collect();
             (!found.is_empty()).then_some((fault, found))
         })
@@ -165,17 +165,17 @@ impl Hub {
     /// `WATCH`. The caller must call this method at least once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
-        let unheard = |&rank: &u32| match self.seats[rank as usize] {
-            Seat::Taken { heard: Some(heard) } => heard <= trial.begun,
+        let is_silent = |&rank: &u32| match self.seats[rank as usize] {
+            Seat::Taken { received: Some(received) } => received <= trial.begun,
             _ => false,
         };
-        let silent: Vec<u32> = trial.missing.iter().copied().filter(unheard).collect();
+        let silent: Vec<u32> = trial.missing.iter().copied().filter(is_silent).collect();
         if !silent.is_empty() && now < trial.begun + WATCH {
             return;
         }
         let (by, missing) = (trial.by, trial.missing.clone());
-        let (fault, ranks) = match self.gone_among(missing.iter().copied()) {
-            Some(gone) => gone,
+        let (fault, ranks) = match self.fault_among(missing.iter().copied()) {
+            Some(found) => found,
             None if !silent.is_empty() => (Fault::Silent, silent),
             None if self.operation == 0 => (Fault::Absent, missing),
             None => (Fault::Late, missing),
@@ -187,12 +187,12 @@ impl Hub {
         if self.verdict.is_none() {
             self.trial = None;
             let verdict = Verdict { fault, ranks, by };
-            self.tell_all(&Message::Failed(verdict.clone()));
+            self.send_to_all(&Message::Failed(verdict.clone()));
             self.verdict = Some(verdict);
         }
     }
 
-    fn tell_all(&mut self, message: &Message) {
+    fn send_to_all(&mut self, message: &Message) {
         for (rank, seat) in (0..).zip(&self.seats) {
             if let Seat::Taken { .. } = seat {
                 self.outgoing.push((rank, message.clone()));

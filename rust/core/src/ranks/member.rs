@@ -11,7 +11,7 @@ const HUB: u32 = 0;
 pub struct Member {
     rank: u32,
     operation: u64,
-    heard: Option<Instant>,
+    received: Option<Instant>,
     gave_up: Option<(u64, Instant)>,
     last: Option<(u64, i64)>,
     verdict: Option<Verdict>,
@@ -54,8 +54,8 @@ impl Member {
     }
 
     pub fn receive(&mut self, message: Message, now: Instant) {
-        if self.heard.is_some() || message == Message::Beat {
-            self.heard = Some(now);
+        if self.received.is_some() || message == Message::Beat {
+            self.received = Some(now);
         }
         match message {
             Message::Least { operation, value } if operation == self.operation => {
@@ -73,7 +73,7 @@ impl Member {
 
     /// Records that the connection to the hub has broken, or that the hub has sent invalid data.
     pub fn lose(&mut self) {
-        self.fail(Fault::Dead);
+        self.fail(Fault::Lost);
     }
 
     /// Checks whether the hub has timed out. The caller must call this method once per heartbeat interval.
@@ -81,10 +81,10 @@ impl Member {
         let Some((_, since)) = self.gave_up else { return };
         // The hub gets twice the time if it still sends messages, because the hub may itself be waiting for missing
         // ranks.
-        let heard = self.heard.is_some_and(|heard| heard > since);
-        let patience = if heard { 2 * WATCH } else { WATCH };
+        let received = self.received.is_some_and(|received| received > since);
+        let patience = if received { 2 * WATCH } else { WATCH };
         if now >= since + patience && self.verdict.is_none() {
-            self.fail(if self.heard.is_none() || heard { Fault::Late } else { Fault::Silent });
+            self.fail(if self.received.is_none() || received { Fault::Late } else { Fault::Silent });
             self.outgoing.extend(self.verdict.clone().map(Message::Failed));
         }
     }

@@ -38,7 +38,7 @@ pub const HELLO_LEN: usize = HEAD + 16 + 4;
 /// The maximum length of a message in bytes, without the fields for its kind and length.
 const LONGEST: usize = u16::MAX as usize;
 
-const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];
+const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Lost, Fault::Silent, Fault::Parted, Fault::Left];
 
 impl Message {
     fn kind(&self) -> u8 {

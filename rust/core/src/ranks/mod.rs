@@ -34,7 +34,7 @@ pub enum Fault {
     /// Some ranks were connected, but did not start the operation before the timeout.
     Late,
     /// The connections to some ranks broke, because their processes exited or were disconnected.
-    Dead,
+    Lost,
     /// Some ranks sent no message after the timeout, because they have exited, are stopped or are disconnected.
     Silent,
     /// Some ranks left the group normally before the operation.

@@ -16,8 +16,8 @@ const PIECE: usize = 1024;
 #[derive(Debug)]
 pub struct RankStream {
     pub socket: Arc<TcpStream>,
-    came: Vec<u8>,
-    goes: Vec<u8>,
+    incoming: Vec<u8>,
+    outgoing: Vec<u8>,
     pub broken: bool,
 }
 
@@ -25,16 +25,16 @@ impl RankStream {
     pub fn new(socket: TcpStream) -> std::io::Result<Self> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
-        Ok(Self { socket: Arc::new(socket), came: Vec::new(), goes: Vec::new(), broken: false })
+        Ok(Self { socket: Arc::new(socket), incoming: Vec::new(), outgoing: Vec::new(), broken: false })
     }
 
     pub fn congested(&self) -> bool {
-        !self.goes.is_empty()
+        !self.outgoing.is_empty()
     }
 
     pub fn send(&mut self, message: &Message) {
-        if *message != Message::Beat || self.goes.len() < MOST_BUFFERED {
-            message.encode(&mut self.goes);
+        if *message != Message::Beat || self.outgoing.len() < MOST_BUFFERED {
+            message.encode(&mut self.outgoing);
         }
         self.flush();
     }
@@ -42,12 +42,12 @@ impl RankStream {
     /// Sends buffered bytes as far as possible. A failed write does not mark the connection as broken, because received
     /// messages may still be readable.
     pub fn flush(&mut self) {
-        while !self.goes.is_empty() {
-            match (&*self.socket).write(&self.goes) {
-                Ok(sent) => drop(self.goes.drain(..sent)),
+        while !self.outgoing.is_empty() {
+            match (&*self.socket).write(&self.outgoing) {
+                Ok(sent) => drop(self.outgoing.drain(..sent)),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(_) => self.goes.clear(),
+                Err(_) => self.outgoing.clear(),
             }
         }
     }
@@ -57,7 +57,7 @@ impl RankStream {
         loop {
             match (&*self.socket).read(&mut piece[..most]) {
                 Ok(count) if count > 0 => {
-                    self.came.extend(&piece[..count]);
+                    self.incoming.extend(&piece[..count]);
                     return Some(count);
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
@@ -73,10 +73,10 @@ impl RankStream {
     /// Reads at most one [`Message::Hello`] from a connection that is not identified yet.
     pub fn read_hello(&mut self) -> Option<Message> {
         while !self.broken {
-            match Message::take(&mut self.came) {
+            match Message::take(&mut self.incoming) {
                 Ok(Some(message)) => return Some(message),
-                Ok(None) if self.came.len() < HELLO_LEN => {
-                    self.fill(HELLO_LEN - self.came.len())?;
+                Ok(None) if self.incoming.len() < HELLO_LEN => {
+                    self.fill(HELLO_LEN - self.incoming.len())?;
                 }
                 _ => self.broken = true,
             }
@@ -92,7 +92,7 @@ impl RankStream {
         {
             total += count;
             while !self.broken {
-                match Message::take(&mut self.came) {
+                match Message::take(&mut self.incoming) {
                     Ok(Some(message)) => messages.push(message),
                     Ok(None) => break,
                     Err(_) => self.broken = true,

@@ -122,24 +122,25 @@ impl PageRef {
 
     /// Stores the counters of a process on another machine, and how long that process has run, has waited for a
     /// processor, and has existed.
-    pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
+    pub fn receive(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();
-        let told = [(&header.ran, ran), (&header.stood, stood), (&header.lived, lived), (&header.heard, nanoseconds())];
-        told.iter().for_each(|(place, value)| place.store(*value, Relaxed));
+        let new =
+            [(&header.ran, ran), (&header.stood, stood), (&header.lived, lived), (&header.arrived, nanoseconds())];
+        new.iter().for_each(|(field, value)| field.store(*value, Relaxed));
         Ok(())
     }
 
     /// Sets the name of the machine that runs a new process.
-    pub fn set_place(&self, place: &str) {
-        write_text(&self.header().place, place);
-        self.header().gone.store(0, Relaxed);
-        self.header().heard.store(nanoseconds(), Relaxed);
+    pub fn set_machine(&self, machine: &str) {
+        write_text(&self.header().machine, machine);
+        self.header().exited.store(0, Relaxed);
+        self.header().arrived.store(nanoseconds(), Relaxed);
     }
 
     /// Records that a process on another machine has exited.
-    pub fn set_gone(&self) {
-        self.header().gone.store(1, Relaxed);
+    pub fn set_exited(&self) {
+        self.header().exited.store(1, Relaxed);
     }
 
     /// Counts bytes that were received from a process on another machine.

@@ -23,7 +23,7 @@ pub(super) const LOCATION: usize = 192;
 /// The number of exception types that are counted separately.
 pub(super) const KINDS: usize = 4;
 pub(super) const KIND: usize = 56;
-pub(super) const PLACE: usize = 112;
+pub(super) const MACHINE: usize = 112;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoardConfig {
@@ -229,31 +229,31 @@ impl PipeRecord {
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);
-        let place = &self.histogram[step_of(own)];
-        place.store(place.load(Relaxed).saturating_add(weight.min(u64::from(u32::MAX)) as u32), Relaxed);
+        let slot = &self.histogram[step_of(own)];
+        slot.store(slot.load(Relaxed).saturating_add(weight.min(u64::from(u32::MAX)) as u32), Relaxed);
     }
 
     pub fn skip(&self, kind: &str) {
         self.skipped.fetch_add(1, Relaxed);
         let mut cut = [const { AtomicU8::new(0) }; KIND];
         write_text(&cut, kind);
-        for place in &self.kinds {
-            let count = place.count.load(Relaxed);
+        for slot in &self.kinds {
+            let count = slot.count.load(Relaxed);
             if count == 0 {
-                write_text(&place.name, kind);
-            } else if place.name.iter().zip(&mut cut).any(|(one, other)| one.load(Relaxed) != *other.get_mut()) {
+                write_text(&slot.name, kind);
+            } else if slot.name.iter().zip(&mut cut).any(|(one, other)| one.load(Relaxed) != *other.get_mut()) {
                 continue;
             }
             // SYNC(kind): pairs with PipeRecord::skipped_kinds. A reader that sees the count also sees `name`.
-            place.count.store(count.wrapping_add(1), Ordering::Release);
+            slot.count.store(count.wrapping_add(1), Ordering::Release);
             return;
         }
     }
 
     pub(super) fn skipped_kinds(&self) -> Vec<(String, u64)> {
         // SYNC(kind): pairs with PipeRecord::skip.
-        let counts = self.kinds.iter().map(|place| (place, place.count.load(Ordering::Acquire)));
-        counts.filter(|(_, count)| *count > 0).map(|(place, count)| (read_text(&place.name), count)).collect()
+        let counts = self.kinds.iter().map(|slot| (slot, slot.count.load(Ordering::Acquire)));
+        counts.filter(|(_, count)| *count > 0).map(|(slot, count)| (read_text(&slot.name), count)).collect()
     }
 
     /// Sets the number of items of the current iterator. Items of earlier iterators remain in the total.
@@ -290,10 +290,10 @@ pub(super) struct PageHeader {
     pub inside: AtomicU64,
     pub inside_samples: AtomicU64,
     /// Whether a process on another machine has exited (1) or not (0). Only the main process writes the fields from
-    /// `gone` to `carried` and the name of the machine.
-    pub gone: AtomicU64,
+    /// `exited` to `carried` and the name of the machine.
+    pub exited: AtomicU64,
     /// The time when counters from another machine were last received, or 0 if none were received.
-    pub heard: AtomicU64,
+    pub arrived: AtomicU64,
     /// How long the threads of the process have run, in nanoseconds.
     pub ran: AtomicU64,
     /// How long the threads of the process have waited for a processor, in nanoseconds.
@@ -307,7 +307,7 @@ pub(super) struct PageHeader {
     pub span: Wait,
     /// The size in bytes of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,
-    pub place: [AtomicU8; PLACE],
+    pub machine: [AtomicU8; MACHINE],
 }
 
 const _: () = {
@@ -317,20 +317,20 @@ const _: () = {
     assert!(std::mem::offset_of!(PipeRecord, label) == 64);
     assert!(std::mem::offset_of!(Flow, wait) == 64);
     assert!(std::mem::offset_of!(PageHeader, idle) == 128);
-    assert!(std::mem::offset_of!(PageHeader, gone) == 72);
+    assert!(std::mem::offset_of!(PageHeader, exited) == 72);
     assert!(std::mem::offset_of!(PipeRecord, sequence) == 16);
 };
 
-pub(super) fn write_text(place: &[AtomicU8], text: &str) {
-    let end = text.char_indices().map(|(at, one)| at + one.len_utf8()).take_while(|&end| end < place.len()).last();
+pub(super) fn write_text(slot: &[AtomicU8], text: &str) {
+    let end = text.char_indices().map(|(at, one)| at + one.len_utf8()).take_while(|&end| end < slot.len()).last();
     let bytes = &text.as_bytes()[..end.unwrap_or(0)];
-    for (index, byte) in place.iter().enumerate() {
+    for (index, byte) in slot.iter().enumerate() {
         byte.store(bytes.get(index).copied().unwrap_or(0), Relaxed);
     }
 }
 
-pub(super) fn read_text(place: &[AtomicU8]) -> String {
-    let bytes: Vec<u8> = place.iter().map(|byte| byte.load(Relaxed)).take_while(|&byte| byte != 0).collect();
+pub(super) fn read_text(slot: &[AtomicU8]) -> String {
+    let bytes: Vec<u8> = slot.iter().map(|byte| byte.load(Relaxed)).take_while(|&byte| byte != 0).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_duration_lies_within_an_eighth_of_the_middle_of_its_step() {
+    fn a_duration_is_within_an_eighth_of_the_middle_of_its_step() {
         for duration in
             (4..35).flat_map(|octave| (0..16).map(move |part| (1_u64 << octave) + part * (1 << octave) / 16))
         {
@@ -352,10 +352,10 @@ mod tests {
 
     #[test]
     fn texts_are_cut_between_characters() {
-        let place: [AtomicU8; 6] = Default::default();
+        let slot: [AtomicU8; 6] = Default::default();
         for (text, kept) in [("abc", "abc"), ("abcdef", "abcde"), ("abcdé", "abcd"), ("", "")] {
-            write_text(&place, text);
-            assert_eq!(read_text(&place), kept);
+            write_text(&slot, text);
+            assert_eq!(read_text(&slot), kept);
         }
     }
 

@@ -191,22 +191,22 @@ impl Encoder {
     /// The recorded member is pickled last, because its pickle would be wasted if another member makes it necessary to
     /// pickle the whole item.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
-        let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };
-        let behind = self.payload.split_off(place);
+        let Some((offset, member)) = self.pickled_member.take() else { return Ok(()) };
+        let rest = self.payload.split_off(offset);
         let spans = self.pickle(member.bind(py))?;
-        self.payload.extend_from_slice(&behind);
+        self.payload.extend_from_slice(&rest);
         spans.into_iter().try_for_each(|span| self.visit_span(span))
     }
 
-    fn put(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
-        if place.depth > DEEPEST {
+    fn put(&mut self, item: &Bound<'_, PyAny>, scope: Within<'_>) -> Result<(), Stop> {
+        if scope.depth > DEEPEST {
             return Err(Stop::Whole);
         }
         let object = item.as_ptr();
         // SAFETY: the GIL is held, and the code only checks exact types and reads existing objects.
         unsafe {
             if ffi::PyLong_CheckExact(object) != 0 {
-                return self.integer(item, place.depth);
+                return self.integer(item, scope.depth);
             }
             if ffi::PyUnicode_CheckExact(object) != 0 {
                 return self.string(item);
@@ -245,18 +245,18 @@ impl Encoder {
             }
             self.tag(Tag::Tuple);
             self.length(tuple.len());
-            let within = place.within(item);
+            let within = scope.within(item);
             return tuple.iter().try_for_each(|member| self.put(&member, within));
         }
         if let Ok(list) = item.cast_exact::<PyList>() {
             self.visit(item)?;
-            return self.sequence(Tag::List, list, place.within(item));
+            return self.sequence(Tag::List, list, scope.within(item));
         }
         if let Ok(dict) = item.cast_exact::<PyDict>() {
             self.visit(item)?;
             self.tag(Tag::Dict);
             self.length(dict.len());
-            let within = place.within(item);
+            let within = scope.within(item);
             for (key, value) in dict {
                 self.put(&key, within)?;
                 self.put(&value, within)?;
@@ -264,7 +264,7 @@ impl Encoder {
             return Ok(());
         }
         match kind_of(item)? {
-            Kind::Array => self.array(item, place),
+            Kind::Array => self.array(item, scope),
             Kind::NumpyScalar => match array::scalar_parts(item)? {
                 Some((dtype, bytes)) => {
                     self.tag(Tag::Scalar);
@@ -273,16 +273,16 @@ impl Encoder {
                     self.payload.extend_from_slice(&bytes);
                     Ok(())
                 }
-                None => self.other(item, place.depth),
+                None => self.other(item, scope.depth),
             },
-            Kind::Tensor => self.tensor(item, place),
+            Kind::Tensor => self.tensor(item, scope),
             Kind::DataChunk => {
                 self.visit(item)?;
                 // SAFETY: the class `DataChunk` derives from list, so list functions can read its members.
                 let list = unsafe { item.cast_unchecked::<PyList>() };
-                self.sequence(Tag::DataChunk, list, place.within(item))
+                self.sequence(Tag::DataChunk, list, scope.within(item))
             }
-            Kind::Other => self.other(item, place.depth),
+            Kind::Other => self.other(item, scope.depth),
         }
     }
 
@@ -337,9 +337,9 @@ impl Encoder {
         Ok(self.dense(item, data.cast(), len as usize)?)
     }
 
-    fn array(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
+    fn array(&mut self, item: &Bound<'_, PyAny>, scope: Within<'_>) -> Result<(), Stop> {
         self.visit(item)?;
-        let Some(parts) = array::parts(item) else { return self.other(item, place.depth) };
+        let Some(parts) = array::parts(item) else { return self.other(item, scope.depth) };
         self.opaque |= !parts.order.is_empty();
         self.tag(Tag::Array);
         parts.dtype.write(&mut self.payload);
@@ -349,9 +349,9 @@ impl Encoder {
             self.length(dim as usize);
         }
         if !self.is_inline(parts.len)
-            && place.is_alone(item)
+            && scope.is_alone(item)
             && let Some(block) = array::sole_block(item, &parts)
-            && block.is_of(place.arena)
+            && block.is_of(scope.arena)
         {
             self.out_of_band(OutBuffer::Block(block));
             return Ok(());
@@ -363,12 +363,12 @@ impl Encoder {
         Ok(())
     }
 
-    fn tensor(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
+    fn tensor(&mut self, item: &Bound<'_, PyAny>, scope: Within<'_>) -> Result<(), Stop> {
         self.visit(item)?;
-        let Some(tensor) = Exported::of(item)? else { return self.other(item, place.depth) };
+        let Some(tensor) = Exported::of(item)? else { return self.other(item, scope.depth) };
         let (Some(Layout { strides, strided }), Ok(_)) = (Layout::of(&tensor)?, u8::try_from(tensor.shape().len()))
         else {
-            return self.other(item, place.depth);
+            return self.other(item, scope.depth);
         };
         let (data, len, reach) = (tensor.data(), tensor.len(), tensor.reach());
         let start = data as usize;
@@ -380,10 +380,10 @@ impl Encoder {
         if let Some(strided) = strided {
             return Ok(self.bulk(item.py(), Source::strided(data, strided, Some(item)))?);
         }
-        if strides.is_none() && !self.is_inline(len) && place.is_alone(item) && place.arena.holds(data) {
+        if strides.is_none() && !self.is_inline(len) && scope.is_alone(item) && scope.arena.holds(data) {
             let room = helpers(item.py())?.room_of.bind(item.py()).call1((item, start)).map_err(Stop::from)?;
             // If the tensor covers a whole arena block, the block is sent without copying.
-            if let Some(block) = array::block_under(&room, data, len).filter(|block| block.is_of(place.arena)) {
+            if let Some(block) = array::block_under(&room, data, len).filter(|block| block.is_of(scope.arena)) {
                 self.out_of_band(OutBuffer::Block(block));
                 return Ok(());
             }

@@ -20,7 +20,7 @@ pub struct TFRecordReader {
     records: Records,
     read: Py<PyAny>,
     maker: Maker,
-    place: String,
+    location: String,
 }
 
 #[pymethods]
@@ -29,11 +29,11 @@ impl TFRecordReader {
     /// converts each dictionary. Record number `record` begins at byte `offset` of the file. `unread` contains the
     /// bytes from `offset` on that the caller has already read from the stream.
     #[new]
-    #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
+    #[pyo3(signature = (read, location, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
     #[allow(clippy::too_many_arguments)]
     fn new(
         read: Py<PyAny>,
-        place: String,
+        location: String,
         longest: u64,
         wanted: Option<FxHashSet<String>>,
         convert: Option<Py<PyAny>>,
@@ -46,7 +46,7 @@ impl TFRecordReader {
         let mut records = Records::new(offset, record, verify, longest);
         records.feed(unread.unwrap_or_default());
         let maker = Maker { wanted, convert, finish, floats: Vec::new(), integers: Vec::new() };
-        Self { records, read, maker, place }
+        Self { records, read, maker, location }
     }
 
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -95,10 +95,10 @@ impl TFRecordReader {
 impl TFRecordReader {
     fn fill(&mut self, py: Python<'_>) -> PyResult<bool> {
         let piece = self.read.bind(py).call1((PIECE,))?;
-        let (place, found) = (&self.place, piece.get_type().name()?);
+        let (location, found) = (&self.location, piece.get_type().name()?);
         let bytes = piece.extract::<PyBackedBytes>().map_err(|_| {
             PyTypeError::new_err(format!(
-                "{place}: its stream returns {found} instead of bytes; open the file in binary mode"
+                "{location}: its stream returns {found} instead of bytes; open the file in binary mode"
             ))
         })?;
         self.records.feed(&bytes);
@@ -111,7 +111,7 @@ impl TFRecordReader {
         }
         let (offset, record) = (self.records.offset, self.records.record);
         let what = error.value(py);
-        let explained = fault(format!("{}, record {record} at byte {offset}: {what}", self.place));
+        let explained = fault(format!("{}, record {record} at byte {offset}: {what}", self.location));
         if error.traceback(py).is_some() {
             explained.set_cause(py, Some(error)); // an error with a traceback comes from Python code
         }

@@ -27,8 +27,8 @@ impl TimedCall {
 
     fn __call__<'py>(&self, py: Python<'py>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let token = self.token.get();
-        let Some(before) = token.place().map(|place| {
-            let (current, mark) = place.pipe.running();
+        let Some(before) = token.slot().map(|slot| {
+            let (current, mark) = slot.pipe.running();
             let before = current.load(Relaxed);
             current.store(mark, Relaxed);
             before
@@ -36,12 +36,12 @@ impl TimedCall {
             return call(self.function.bind(py), argument);
         };
         let (result, _, timed) = clocking::timed(|| call(self.function.bind(py), argument));
-        if let Some(place) = token.place() {
-            let record = place.pipe.record();
-            place.pipe.running().0.store(before, Relaxed);
+        if let Some(slot) = token.slot() {
+            let record = slot.pipe.record();
+            slot.pipe.running().0.store(before, Relaxed);
             record.yielded.store(record.yielded.load(Relaxed) + u64::from(self.counts && result.is_ok()), Relaxed);
             if let Some(timed) = timed {
-                place.sample(&timed);
+                slot.sample(&timed);
             }
         }
         result

@@ -148,7 +148,7 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
 
 /// Returns how many calls a measured call represents. A slow call represents only itself, because every slow call is
 /// recorded.
-fn stands_for(took: u64, weight: u64) -> u64 {
+fn weighted(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }
 
@@ -176,7 +176,7 @@ fn measured<T>(thread: &Clocking, root: bool, weight: u64, call: impl FnOnce() -
         let gap = next_gap(&thread.random, &thread.most, interval(usual, thread.calls.get(), PRICE, LONGEST));
         thread.gap.set(gap);
         thread.countdown.set(gap);
-        whole = Some((took, stands_for(took, weight)));
+        whole = Some((took, weighted(took, weight)));
     }
-    (result, Some(Timed { own: Some((own, stands_for(own, weight))), whole, passed }))
+    (result, Some(Timed { own: Some((own, weighted(own, weight))), whole, passed }))
 }

@@ -54,7 +54,7 @@ impl Delivery {
     }
 
     #[cold]
-    fn go_on_watching(&self, py: Python<'_>) {
+    fn resume_watching(&self, py: Python<'_>) {
         match self.watched.with(py, |watched| *watched) {
             Some((key, patience)) => watching::watch(py).begin(&self.pulse, key, patience),
             None => self.pulse.set_sign(UNWATCHED, false),
@@ -269,10 +269,10 @@ impl DeliveryIterator {
         let signs = delivery.pulse.signs();
         if signs != 0 {
             if signs & UNWATCHED != 0 {
-                delivery.go_on_watching(py);
+                delivery.resume_watching(py);
             }
             if signs & CUT != 0 {
-                slf.call_method0("_go_on_cut")?;
+                slf.call_method0("_resume_cut")?;
             }
             if signs & HELD != 0 {
                 return next_slowly(slf, delivery);

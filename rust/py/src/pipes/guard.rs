@@ -136,14 +136,14 @@ pub fn guard_iterator<'py>(
         let guard = object.as_ptr().cast::<Guard>();
         (&raw mut (*guard).token).write(token.get());
         (&raw mut (*guard).counter).write(token.get().counter());
-        let (call, argument) = match token.get().place() {
-            Some(place) if place.pipe.page.is_full() => {
-                let (current, mark) = place.pipe.running();
+        let (call, argument) = match token.get().slot() {
+            Some(slot) if slot.pipe.page.is_full() => {
+                let (current, mark) = slot.pipe.running();
                 (&raw mut (*guard).current).write(current);
                 (&raw mut (*guard).mark).write(mark);
                 (next_timed as ffi::iternextfunc, object.as_ptr())
             }
-            Some(place) if place.root && place.main => (next_metered as ffi::iternextfunc, object.as_ptr()),
+            Some(slot) if slot.root && slot.main => (next_metered as ffi::iternextfunc, object.as_ptr()),
             _ => (next, iterator.as_ptr()),
         };
         let ranging = ranges.map(|(profiler, begin)| {
@@ -256,8 +256,8 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
         }
         let inside = (*guard).metering.note(began);
         end_first(guard, first, !item.is_null());
-        if !first && let Some(place) = (*(*guard).token).place() {
-            place.pipe.page.inside(inside);
+        if !first && let Some(slot) = (*(*guard).token).slot() {
+            slot.pipe.page.inside(inside);
         }
         item
     }
@@ -286,7 +286,7 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     unsafe {
         let first =
-            (*guard).metering.measured == 0 && (*(*guard).token).place().is_some_and(|place| place.root && place.main);
+            (*guard).metering.measured == 0 && (*(*guard).token).slot().is_some_and(|slot| slot.root && slot.main);
         begin_first(guard, first);
         let (item, nested, timed) = clocking::timed(|| ((*guard).inner)((*guard).iterator));
         (*guard).metering.measured = 1;
@@ -303,10 +303,10 @@ unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
 unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) {
     // SAFETY: the caller passes a guard that is not cleared.
     let token = unsafe { &*(*guard).token };
-    let (Some(place), Some(timed)) = (token.place(), timed) else { return };
-    place.sample(timed);
-    if let (true, Some((took, weight))) = (place.root && place.main && !first, timed.whole) {
-        place.pipe.page.inside(took.saturating_mul(weight).min(timed.passed.max(took)));
+    let (Some(slot), Some(timed)) = (token.slot(), timed) else { return };
+    slot.sample(timed);
+    if let (true, Some((took, weight))) = (slot.root && slot.main && !first, timed.whole) {
+        slot.pipe.page.inside(took.saturating_mul(weight).min(timed.passed.max(took)));
     }
 }
 
@@ -352,17 +352,17 @@ fn end_range(py: Python<'_>, end: Py<PyAny>) {
 
 unsafe fn begin_first(guard: *mut Guard, first: bool) {
     // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
-    if first && let Some(place) = unsafe { (*(*guard).token).place() } {
-        place.pipe.page.begin_first();
+    if first && let Some(slot) = unsafe { (*(*guard).token).slot() } {
+        slot.pipe.page.begin_first();
     }
 }
 
 unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
     // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
-    if first && let Some(place) = unsafe { (*(*guard).token).place() } {
-        place.pipe.page.end_first();
+    if first && let Some(slot) = unsafe { (*(*guard).token).slot() } {
+        slot.pipe.page.end_first();
         if came {
-            place.pipe.page.begin_span(None);
+            slot.pipe.page.begin_span(None);
         }
     }
 }
@@ -371,7 +371,7 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     unsafe {
-        while goes_on(guard) {
+        while continues(guard) {
             let item = ask(guard);
             if !item.is_null() {
                 return item;
@@ -381,7 +381,7 @@ unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
     std::ptr::null_mut()
 }
 
-unsafe fn goes_on(guard: *mut Guard) -> bool {
+unsafe fn continues(guard: *mut Guard) -> bool {
     let ended = |py: Python<'_>| {
         // SAFETY: the interpreter keeps the guard alive during this call.
         let (id, sealed) = unsafe { ((*guard).id, (*guard).sealed) };
@@ -463,11 +463,11 @@ fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bou
     // The traceback is passed separately, because before Python 3.12, fetching an exception does not set its
     // `__traceback__`.
     let passed = (value, error.traceback(py), pipe, yielded, iterator);
-    let told = PyModule::import(py, "torchdata.datapipes._pipe.explaining")
+    let reply = PyModule::import(py, "torchdata.datapipes._pipe.explaining")
         .and_then(|module| module.call_method1("explain", passed));
-    match told {
-        Ok(told) if told.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(told)), // too many exceptions
-        Ok(told) if told.is_truthy()? => Ok(Outcome::Continues),
+    match reply {
+        Ok(reply) if reply.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(reply)), // too many exceptions
+        Ok(reply) if reply.is_truthy()? => Ok(Outcome::Continues),
         Ok(_) => Err(PyErr::from_value(value.clone().into_any())),
         // If `explain` fails, the original exception is raised. A KeyboardInterrupt in `explain` replaces the original
         // exception.

@@ -37,7 +37,7 @@ pub struct IterationToken {
     /// The number of items that the newest iterator has yielded or skipped, including items before the epoch was
     /// resumed.
     own: AtomicU64,
-    place: AtomicPtr<BoardSlot>,
+    slot: AtomicPtr<BoardSlot>,
     /// The statistics record that the next call of `begin` activates.
     pending: GilCell<Option<Box<BoardSlot>>>,
     finished: AtomicBool,
@@ -52,7 +52,7 @@ impl IterationToken {
 
     /// Returns the pipe's item counter in shared memory, or null. The pointer is valid as long as the token exists.
     pub fn counter(&self) -> *const AtomicU64 {
-        self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
+        self.slot().map_or(ptr::null(), |slot| &raw const slot.pipe.record().yielded)
     }
 
     pub fn count(&self, items: u64) {
@@ -61,19 +61,18 @@ impl IterationToken {
 
     /// Returns the statistics record of the pipe. Callers must not keep the result while Python code runs, because
     /// Python code may replace the record.
-    pub fn place(&self) -> Option<&BoardSlot> {
+    pub fn slot(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.
         // SYNC(slot): pairs with the store in `activate`.
-        unsafe { self.place.load(Acquire).as_ref() }
+        unsafe { self.slot.load(Acquire).as_ref() }
     }
 
     /// From the next iteration on, items are counted in the statistics record of `pipe`.
     pub fn bind(&self, py: Python<'_>, pipe: PipeRef, root: bool, main: bool) {
         self.pending.with(py, |pending| {
-            let is_same = |place: &BoardSlot| {
-                ptr::eq(place.pipe.record(), pipe.record()) && (place.root, place.main) == (root, main)
-            };
-            if !pending.as_deref().or_else(|| self.place()).is_some_and(is_same) {
+            let is_same =
+                |slot: &BoardSlot| ptr::eq(slot.pipe.record(), pipe.record()) && (slot.root, slot.main) == (root, main);
+            if !pending.as_deref().or_else(|| self.slot()).is_some_and(is_same) {
                 *pending = Some(Box::new(BoardSlot { pipe, root, main, _before: None }));
             }
         });
@@ -83,38 +82,38 @@ impl IterationToken {
     /// because a call in another thread may still use the previous record.
     pub fn activate(&self, py: Python<'_>) {
         self.pending.with(py, |pending| {
-            let Some(mut place) = pending.take() else { return };
-            place.pipe.record().restart(self.yielded());
-            let old = self.place.load(Relaxed);
+            let Some(mut slot) = pending.take() else { return };
+            slot.pipe.record().restart(self.yielded());
+            let old = self.slot.load(Relaxed);
             // SAFETY: an earlier call of this method created the pointer with `into_raw`. The new record owns the old
             // record, so the old record is freed when this `IterationToken` is dropped.
-            place._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
-            // SYNC(slot): pairs with the load in `place`.
-            self.place.store(Box::into_raw(place), Release);
+            slot._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
+            // SYNC(slot): pairs with the load in `slot`.
+            self.slot.store(Box::into_raw(slot), Release);
         });
     }
 
     /// The totals in the statistics still include the items of earlier iterators.
     fn restart(&self, yielded: u64) {
         self.own.store(yielded, Relaxed);
-        if let Some(place) = self.place() {
-            place.pipe.record().restart(yielded);
+        if let Some(slot) = self.slot() {
+            slot.pipe.record().restart(yielded);
         }
     }
 
     pub fn finish(&self) {
         self.finished.store(true, Relaxed);
-        if let Some(place) = self.place().filter(|place| place.root && place.main) {
-            place.pipe.page.end_span();
+        if let Some(slot) = self.slot().filter(|slot| slot.root && slot.main) {
+            slot.pipe.page.end_span();
         }
     }
 }
 
 impl Drop for IterationToken {
     fn drop(&mut self) {
-        let place = *self.place.get_mut();
+        let slot = *self.slot.get_mut();
         // SAFETY: `activate` created the pointer with `into_raw`, and no references to the token remain.
-        drop((!place.is_null()).then(|| unsafe { Box::from_raw(place) }));
+        drop((!slot.is_null()).then(|| unsafe { Box::from_raw(slot) }));
     }
 }
 
@@ -153,20 +152,19 @@ impl IterationToken {
 
     #[getter]
     fn is_timed(&self, py: Python<'_>) -> bool {
-        self.pending.with(py, |pending| {
-            pending.as_deref().or_else(|| self.place()).is_some_and(|place| place.pipe.page.is_full())
-        })
+        self.pending
+            .with(py, |pending| pending.as_deref().or_else(|| self.slot()).is_some_and(|slot| slot.pipe.page.is_full()))
     }
 
     fn count_skipped(&self, kind: &str) {
-        if let Some(place) = self.place() {
-            place.pipe.record().skip(kind);
+        if let Some(slot) = self.slot() {
+            slot.pipe.record().skip(kind);
         }
     }
 
     fn count_retry(&self) {
-        if let Some(place) = self.place() {
-            place.pipe.record().retries.fetch_add(1, Relaxed);
+        if let Some(slot) = self.slot() {
+            slot.pipe.record().retries.fetch_add(1, Relaxed);
         }
     }
 

@@ -24,7 +24,7 @@ impl ReadAheadHold {
 impl ReadAheadHold {
     fn wait(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let queue = self.queue.with(py, |queue| queue.as_ref().map(|queue| queue.clone_ref(py)));
-        queue.map_or(Ok(true), |queue| queue.get().wait_still(py, seconds))
+        queue.map_or(Ok(true), |queue| queue.get().wait_idle(py, seconds))
     }
 
     fn release(&self, py: Python<'_>) {

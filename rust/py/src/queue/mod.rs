@@ -19,7 +19,7 @@ use pyo3::types::PyList;
 pub use reading::SourceReader;
 use torchdata_core::process::fork;
 use torchdata_core::queue::ordered::{OrderedQueue, Outcome, Pop, Reserve, Slot, View};
-use torchdata_core::queue::place::{Index, QueuePosition};
+use torchdata_core::queue::position::{Index, QueuePosition};
 use window::{Window, is_small};
 
 use crate::enter::{self, Slices};
@@ -60,7 +60,7 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
 
 /// The position of a queue's consumer, as a tuple of the source's state, the number of items delivered after this
 /// state, the number of all delivered items, and the numbers of the items delivered out of order.
-type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
+type PositionParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
 /// The content of a queue's slot, as a tuple of the slot's number, kind, item or result, and saved source state. The
 /// kind of a slot is "waiting", "running", "result" or "error".
@@ -69,7 +69,7 @@ type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
-    place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
+    position: GilCell<Option<QueuePosition<Py<PyAny>>>>,
     /// Determines the number of items to read ahead, or None if this number does not grow for small items.
     window: GilCell<Option<Window>>,
     /// `generation` and `process` identify the process of the worker threads.
@@ -123,10 +123,10 @@ impl ReadAheadQueue {
     /// Unneeded states of the source are dropped after the access to the position ends, because dropping may run Python
     /// code.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
-        let spent = self.place.with(py, |place| {
-            place.as_mut().map(|place| {
-                change(place);
-                (place.spent.pop(), if place.spent.is_empty() { Vec::new() } else { std::mem::take(&mut place.spent) })
+        let spent = self.position.with(py, |state| {
+            state.as_mut().map(|state| {
+                change(state);
+                (state.spent.pop(), if state.spent.is_empty() { Vec::new() } else { std::mem::take(&mut state.spent) })
             })
         });
         drop(spent);
@@ -136,7 +136,7 @@ impl ReadAheadQueue {
     fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.get()?.skip(slot);
         if let Some(mark) = mark {
-            self.note(py, |place| place.note_late(index, mark));
+            self.note(py, |state| state.note_late(index, mark));
         }
         Ok(())
     }
@@ -144,9 +144,9 @@ impl ReadAheadQueue {
     fn given(&self, py: Python<'_>, entry: Entry) -> Py<PyAny> {
         if let Some(index) = entry.index {
             let mut given = 0;
-            self.note(py, |place| {
-                place.note(index, entry.mark);
-                given = place.given();
+            self.note(py, |state| {
+                state.note(index, entry.mark);
+                given = state.given();
             });
             let size = self.window.with(py, |window| {
                 window.as_mut().and_then(|window| {
@@ -182,26 +182,26 @@ impl ReadAheadQueue {
 #[pymethods]
 impl ReadAheadQueue {
     #[new]
-    #[pyo3(signature = (name, capacity, *, in_order=true, keeps=true, when_closed=None, place=None, grows=None))]
+    #[pyo3(signature = (name, capacity, *, in_order=true, keeps=true, when_closed=None, position=None, grows=None))]
     fn new(
         name: String,
         capacity: usize,
         in_order: bool,
         keeps: bool,
         when_closed: Option<String>,
-        place: Option<(Py<PyAny>, u64, Vec<Index>)>,
+        position: Option<(Py<PyAny>, u64, Vec<Index>)>,
         grows: Option<(usize, u64, u64)>,
     ) -> PyResult<Self> {
         if capacity == 0 {
             return Err(PyValueError::new_err("a queue holds at least 1 item, but capacity is 0"));
         }
-        let place = place.map(|(mark, steps, ahead)| QueuePosition::new(mark, steps, ahead));
-        let given = place.as_ref().map_or(0, QueuePosition::given);
+        let position = position.map(|(mark, steps, ahead)| QueuePosition::new(mark, steps, ahead));
+        let given = position.as_ref().map_or(0, QueuePosition::given);
         let window = grows.map(|(most, row, ahead)| Window::new(capacity, most, row, given, ahead));
         let capacity = window.map_or(capacity, |window| window.size());
         Ok(Self {
             queue: ManuallyDrop::new(OrderedQueue::new(capacity, in_order)),
-            place: GilCell::new(place),
+            position: GilCell::new(position),
             window: GilCell::new(window),
             generation: fork::generation(),
             process: std::process::id(),
@@ -347,16 +347,16 @@ impl ReadAheadQueue {
         hand.append(self.pop(hand.py())?)
     }
 
-    fn place(&self, py: Python<'_>) -> Option<PlaceParts> {
-        self.place.with(py, |place| {
-            let place = place.as_ref()?;
-            Some((place.mark.clone_ref(py), place.steps, place.given(), place.ahead().collect()))
+    fn position(&self, py: Python<'_>) -> Option<PositionParts> {
+        self.position.with(py, |state| {
+            let state = state.as_ref()?;
+            Some((state.mark.clone_ref(py), state.steps, state.given(), state.ahead().collect()))
         })
     }
 
     /// Returns the number of successive small items, and an upper limit for the number of undelivered items.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
-        let given = self.place.with(py, |place| place.as_ref().map_or(0, QueuePosition::given));
+        let given = self.position.with(py, |state| state.as_ref().map_or(0, QueuePosition::given));
         let window = self.window.with(py, |window| *window)?;
         Some((window.row, window.ahead_of(given)))
     }
@@ -366,9 +366,9 @@ impl ReadAheadQueue {
         Ok(ReadAheadHold::on(slf.unbind()))
     }
 
-    fn wait_still(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
+    fn wait_idle(&self, py: Python<'_>, seconds: f64) -> PyResult<bool> {
         let queue = self.get()?;
-        enter::wait(py, Some(duration(seconds)), Slices::LONG, |slice| queue.wait_still(slice), |_| Ok(false))
+        enter::wait(py, Some(duration(seconds)), Slices::LONG, |slice| queue.wait_idle(slice), |_| Ok(false))
     }
 
     fn close(&self) {
@@ -448,14 +448,14 @@ impl ReadAheadQueue {
         queue.try_for_each(|_, view| view.content().visit(&visit))?;
         // SAFETY: the garbage collector holds the GIL during this call, but provides no interpreter token.
         let py = unsafe { Python::assume_attached() };
-        self.place.with(py, |place| place.iter().flat_map(QueuePosition::marks).try_for_each(|mark| visit.call(mark)))
+        self.position.with(py, |one| one.iter().flat_map(QueuePosition::marks).try_for_each(|mark| visit.call(mark)))
     }
 
     fn __clear__(&self, py: Python<'_>) {
         if let Ok(queue) = self.get() {
             queue.close();
             drop(queue.drain());
-            drop(self.place.with(py, Option::take));
+            drop(self.position.with(py, Option::take));
         }
     }
 }

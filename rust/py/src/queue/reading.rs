@@ -7,7 +7,7 @@ use pyo3::exceptions::PyNotImplementedError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use torchdata_core::queue::ordered::Slot;
-use torchdata_core::queue::place::Index;
+use torchdata_core::queue::position::Index;
 
 use super::window::is_small;
 use super::{Entry, ReadAheadQueue};

@@ -171,13 +171,13 @@ impl Access {
         self.set_paused(py, true);
     }
 
-    /// Replaces all exited processes, and the processes in `dead`. If another thread is reading, returns false, because
+    /// Replaces all exited processes, and the processes in `exited`. If another thread is reading, returns false, because
     /// that thread replaces the processes.
-    pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
+    pub fn replace_processes(&self, py: Python<'_>, exited: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
         let Some(mut reader) = self.try_hold(py) else { return Ok(false) };
-        reader.replace_dead(py, dead).map(|()| true)
+        reader.replace_processes(py, exited).map(|()| true)
     }
 
     /// Returns the next item of the given epoch. If `pass` is 0, the call begins a new iteration over the dispatched

@@ -37,13 +37,13 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
+    pub fn report_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();
     }
 
     /// Calls `on_stall` once a wait has lasted for `patience`, and again whenever the duration of the wait has doubled.
-    pub fn tell_stall_to(&mut self, patience: Duration, on_stall: Py<PyAny>) {
+    pub fn report_stall_to(&mut self, patience: Duration, on_stall: Py<PyAny>) {
         self.stall = Some(Stall { patience, next: patience, on_stall });
     }
 
@@ -82,10 +82,10 @@ impl Clock {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {
             Some(stall) if paused => stall.next = waited.saturating_add(stall.patience),
-            _ => self.tell_stall(py, peer, waited)?,
+            _ => self.report_stall(py, peer, waited)?,
         }
         match self.limit {
-            Some(limit) if self.hang.is_some() => self.tell_hang(py, peer, paused, waited, limit),
+            Some(limit) if self.hang.is_some() => self.report_hang(py, peer, paused, waited, limit),
             Some(limit) if waited >= limit => Err(PyTimeoutError::new_err(format!(
                 "no item came from {} {} within {} s (the `timeout` of the reading service); its pipe is slower than that, \
                  is stuck, or recomputes items to resume from a state; a larger `timeout` gives it more time",
@@ -97,7 +97,7 @@ impl Clock {
         }
     }
 
-    pub fn tell_stall(&mut self, py: Python<'_>, peer: Option<usize>, waited: Duration) -> PyResult<()> {
+    pub fn report_stall(&mut self, py: Python<'_>, peer: Option<usize>, waited: Duration) -> PyResult<()> {
         if let Some(stall) = self.stall.as_mut().filter(|stall| waited >= stall.next) {
             stall.next = stall.next.saturating_mul(2);
             stall.on_stall.call1(py, (peer, waited.as_secs_f64()))?;
@@ -105,7 +105,7 @@ impl Clock {
         Ok(())
     }
 
-    fn tell_hang(
+    fn report_hang(
         &mut self,
         py: Python<'_>,
         peer: Option<usize>,

@@ -18,7 +18,7 @@ use super::peers::Peers;
 use super::progress::Given;
 use super::reader::{Reader, Row};
 use super::snapshots::{
-    Content, Entry, Kept, KeptDealt, REASON, Relay, account, entry, kept_positions, unkept, unkept_dealt,
+    Content, Entry, Kept, KeptDispatched, REASON, Relay, account, entry, kept_positions, unkept, unkept_dispatched,
 };
 use super::stats::PyStatsBoard;
 use super::watched::{Replacing, Sign};
@@ -91,11 +91,11 @@ impl Collector {
 
     /// Watches processes, and replaces processes that exit.
     ///
-    /// `on_death(exited, received, ended, paused)` returns the indices of the processes to replace. For each shard,
+    /// `on_loss(exited, received, ended, paused)` returns the indices of the processes to replace. For each shard,
     /// `received` contains the number of received items, and `ended` contains whether all items were received. `paused`
     /// is true if the senders are paused.
     ///
-    /// `on_replace(dead, positions, ended)` then starts the replacements. `on_replace` returns (index, new link or
+    /// `on_replace(exited, positions, ended)` then starts the replacements. `on_replace` returns (index, new link or
     /// None, id or descriptor of the new process) for each replacement.
     ///
     /// If a callback raises an exception, nothing changes, and the next read calls the callbacks again.
@@ -103,25 +103,25 @@ impl Collector {
         &self,
         py: Python<'_>,
         processes: Vec<(usize, Sign<'_>)>,
-        on_death: Py<PyAny>,
+        on_loss: Py<PyAny>,
         on_replace: Py<PyAny>,
     ) -> PyResult<()> {
-        self.access.hold(py).map(|mut held| held.watch.watch_and_replace(processes, Replacing { on_death, on_replace }))
+        self.access.hold(py).map(|mut held| held.watch.watch_and_replace(processes, Replacing { on_loss, on_replace }))
     }
 
     /// Replaces all exited processes. If another thread is reading, returns False, because that thread replaces the
     /// processes.
-    fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
-        self.access.replace_dead(py, dead)
+    fn replace_processes(&self, py: Python<'_>, exited: Vec<usize>) -> PyResult<bool> {
+        self.access.replace_processes(py, exited)
     }
 
     /// Calls `on_surplus(next peer, early peer, bytes)` once per epoch, when more than `most` bytes were received
     /// before their turn.
-    fn tell_surplus(&self, py: Python<'_>, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
-        self.access.hold(py).map(|mut held| held.peers.tell_surplus_to(most, on_surplus))
+    fn report_surplus(&self, py: Python<'_>, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
+        self.access.hold(py).map(|mut held| held.peers.report_surplus_to(most, on_surplus))
     }
 
-    fn tell_note(&self, py: Python<'_>, on_note: Py<PyAny>) -> PyResult<()> {
+    fn take_note(&self, py: Python<'_>, on_note: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.on_note = Some(on_note))
     }
 
@@ -148,14 +148,14 @@ impl Collector {
         Ok(())
     }
 
-    fn tell_stall(&self, py: Python<'_>, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
-        self.access.hold(py).map(|mut held| held.clock.tell_stall_to(duration(seconds), on_stall))
+    fn report_stall(&self, py: Python<'_>, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
+        self.access.hold(py).map(|mut held| held.clock.report_stall_to(duration(seconds), on_stall))
     }
 
     /// Calls `on_hang(peer, seconds, patience)` regularly during waits. The callback `on_hang` kills a process that
     /// takes longer than `patience`, and returns whether it has killed a process.
-    fn tell_hang(&self, py: Python<'_>, on_hang: Py<PyAny>) -> PyResult<()> {
-        self.access.hold(py).map(|mut held| held.clock.tell_hang_to(on_hang))
+    fn report_hang(&self, py: Python<'_>, on_hang: Py<PyAny>) -> PyResult<()> {
+        self.access.hold(py).map(|mut held| held.clock.report_hang_to(on_hang))
     }
 
     /// Makes every wait raise `exception` once the main process has commanded another epoch or a stop.
@@ -208,18 +208,18 @@ impl Collector {
         &self,
         py: Python<'_>,
         delivered: Option<u64>,
-    ) -> PyResult<Option<(Vec<(Entry, Option<Kept>)>, usize, Option<KeptDealt>)>> {
+    ) -> PyResult<Option<(Vec<(Entry, Option<Kept>)>, usize, Option<KeptDispatched>)>> {
         self.books.with(py, |books| {
             let back = delivered.map_or(Some(0), |delivered| books.total().checked_sub(delivered));
             let Some((positions, turn)) = back.and_then(|back| books.positions(back)) else { return Ok(None) };
-            let (positions, dealt) = kept_positions(py, books, &positions);
-            Ok(Some((positions, turn, dealt)))
+            let (positions, dispatched) = kept_positions(py, books, &positions);
+            Ok(Some((positions, turn, dispatched)))
         })
     }
 
     /// Waits for the first message of the epoch from each shard, which is usually a snapshot.
-    fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
-        self.access.hold(py)?.await_snapshots(py, &self.access.signs, dealt)
+    fn await_snapshots(&self, py: Python<'_>, dispatched: bool) -> PyResult<()> {
+        self.access.hold(py)?.await_snapshots(py, &self.access.signs, dispatched)
     }
 
     /// Waits in a worker process for the first snapshot of the dispatching process in `epoch`, or until a command of
@@ -232,12 +232,12 @@ impl Collector {
         self.books.with(py, |books| books.total())
     }
 
-    fn keep(&self, py: Python<'_>, snapshots: Vec<Option<Kept>>, dealt: Option<KeptDealt>) {
+    fn keep(&self, py: Python<'_>, snapshots: Vec<Option<Kept>>, dispatched: Option<KeptDispatched>) {
         let superfluous = self.books.with(py, |books| {
             let snapshots = snapshots.into_iter().enumerate();
             let kept = snapshots.flat_map(|(peer, one)| one.map(|one| books.keep(peer, unkept(one), None)));
             let superfluous: Vec<_> = kept.collect();
-            (superfluous, dealt.map(|one| books.keep_dealt(unkept_dealt(one))))
+            (superfluous, dispatched.map(|one| books.keep_dispatched(unkept_dispatched(one))))
         });
         drop(superfluous);
     }

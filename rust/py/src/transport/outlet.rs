@@ -15,7 +15,7 @@ use torchdata_core::link::arena::Arena;
 use torchdata_core::link::producer::{Part, Producer, Push};
 use torchdata_core::link::{Link, OPAQUE, sampled_len};
 use torchdata_core::process::board::BellRef;
-use torchdata_core::protocol::{Deal, Dealing, Permit, Reader, Stream};
+use torchdata_core::protocol::{Choice, Dealing, Permit, Reader, Stream};
 use torchdata_core::stats::{PageRef, WaitRef};
 
 use super::kinds as kind;
@@ -48,7 +48,7 @@ pub(super) struct Outlet {
     pub dealing: Dealing,
     pub has_shards: bool,
     /// Whether a shard may still have to recompute items.
-    pub owes: bool,
+    pub recomputes: bool,
     /// The shard that has ended but has not yet sent the end of its items.
     pub closing: Option<usize>,
     pub entered: usize,
@@ -134,7 +134,7 @@ impl Outlet {
             arenas: producers.iter().map(|producer| Arc::clone(producer.arena())).collect(),
             dealing: Dealing::new(if has_shards { usize::from(shards) } else { producers.len() }),
             has_shards,
-            owes: false,
+            recomputes: false,
             closing: None,
             entered: 0,
             producers,
@@ -159,7 +159,7 @@ impl Outlet {
 
     pub fn begin(&mut self, stream: Stream) {
         (self.departing, self.closing) = (None, None);
-        (self.ending, self.owes) = (false, false);
+        (self.ending, self.recomputes) = (false, false);
         self.producers.iter_mut().for_each(|producer| producer.begin(stream));
     }
 
@@ -171,19 +171,19 @@ impl Outlet {
     /// Returns a shard that must recompute items. A shard that recomputes items must run before other shards, because
     /// the main process waits for the shard's next new item.
     #[inline]
-    pub fn owing(&mut self) -> Option<usize> {
-        self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
-        if self.owes { self.producers[0].owing().map(usize::from) } else { None }
+    pub fn recomputing(&mut self) -> Option<usize> {
+        self.recomputes = self.recomputes && self.has_shards && self.producers[0].recomputing().is_some();
+        if self.recomputes { self.producers[0].recomputing().map(usize::from) } else { None }
     }
 
     /// Returns the current epoch if a shard still recomputes items, or otherwise None. Function calls wait until all
     /// items are recomputed, because the main process sent the calls after it had received these items.
     fn held(&mut self) -> Option<u32> {
-        self.owing().map(|_| self.producers[0].stream().epoch())
+        self.recomputing().map(|_| self.producers[0].stream().epoch())
     }
 
     #[inline]
-    pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Deal>> {
+    pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Choice>> {
         let mut has_waited = false;
         loop {
             let held = self.held();
@@ -191,8 +191,8 @@ impl Outlet {
                 self.flush();
                 return Ok(None);
             }
-            if let Some(shard) = self.owing() {
-                return Ok(Some(Deal::Skip(shard)));
+            if let Some(shard) = self.recomputing() {
+                return Ok(Some(Choice::Skip(shard)));
             }
             let Self { dealing, producers, has_shards, .. } = self;
             let mut damage = None;
@@ -203,11 +203,11 @@ impl Outlet {
                     Permit::Wait
                 }
             };
-            let deal = if *has_shards { dealing.next_of_shards(permit(0)) } else { dealing.next(permit) };
+            let choice = if *has_shards { dealing.next_of_shards(permit(0)) } else { dealing.next(permit) };
             if let Some(error) = damage {
                 return Err(errors::corrupted(error));
             }
-            let Deal::WaitFor(target) = deal else { return Ok(Some(deal)) };
+            let Choice::WaitFor(target) = choice else { return Ok(Some(choice)) };
             self.flush();
             if !std::mem::replace(&mut has_waited, true) {
                 self.snapshot_if_due(py, true)?; // if a command is pending, `pump` sends the rest of the note later
@@ -232,7 +232,7 @@ impl Outlet {
 
     pub fn send_ends(&mut self, py: Python<'_>) -> PyResult<Sent> {
         loop {
-            if self.go_on(py)? == Sent::Interrupted {
+            if self.send_on(py)? == Sent::Interrupted {
                 return Ok(Sent::Interrupted);
             }
             let Some(target) = self.dealing.turn.next() else { return Ok(Sent::Done) };
@@ -247,19 +247,19 @@ impl Outlet {
     }
 
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
-        self.check_all_came_again(shard)?;
+        self.check_all_recomputed(shard)?;
         self.closing = Some(shard);
         self.depart_note(py, shard)
     }
 
     #[inline]
     pub fn settle(&mut self, py: Python<'_>) -> PyResult<Sent> {
-        if self.go_on(py)? == Sent::Interrupted {
+        if self.send_on(py)? == Sent::Interrupted {
             return Ok(Sent::Interrupted);
         }
         let Some(shard) = self.closing.take() else { return Ok(Sent::Done) };
         self.depart_end(shard);
-        self.go_on(py)
+        self.send_on(py)
     }
 
     #[inline]
@@ -302,14 +302,14 @@ impl Outlet {
             encoder.buffers.push(OutBuffer::Memory(source));
         }
         self.departing = Some(Departing::new(target, kind, encoder));
-        Ok(self.go_on(py)? == Sent::Done)
+        Ok(self.send_on(py)? == Sent::Done)
     }
 
-    /// Encodes an object as the next message, which `go_on` sends. The bytes in `behind` follow the object.
-    pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
+    /// Encodes an object as the next message, which `send_on` sends. The bytes in `appended` follow the object.
+    pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, appended: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.encode(object, self.producer(target).arena())?;
-        encoder.payload.extend_from_slice(behind);
+        encoder.payload.extend_from_slice(appended);
         self.owner.check()?; // pickling runs user code, which may have forked this process
         self.producer(target).give_up(); // removes the fragments of a message whose sending failed
         self.departing = Some(Departing::new(target, kind, encoder));
@@ -323,7 +323,7 @@ impl Outlet {
     }
 
     #[inline]
-    pub fn go_on(&mut self, py: Python<'_>) -> PyResult<Sent> {
+    pub fn send_on(&mut self, py: Python<'_>) -> PyResult<Sent> {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.send_rest(py) }
     }
 
@@ -476,8 +476,8 @@ impl Outlet {
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));
         }
-        let gone = unwanted(producer) && !room(producer);
-        Ok(gone.then(|| {
+        let is_unwanted = unwanted(producer) && !room(producer);
+        Ok(is_unwanted.then(|| {
             producer.give_up();
             producer.skip(); // the number of items is not used after the end of a stream
             Sent::Done

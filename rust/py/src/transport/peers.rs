@@ -55,7 +55,7 @@ fn count_copies(consumer: &Consumer, message: &Message) {
 pub struct Surplus {
     bytes: u64,
     most: u64,
-    said: bool,
+    reported: bool,
     /// A callback with the arguments (next peer, peer of the latest early message, bytes of all early messages). An
     /// early message is a message that was received before its turn.
     pub on_surplus: Option<Py<PyAny>>,
@@ -88,7 +88,7 @@ impl Peers {
             awaited: None,
             has_starved: false,
             current: Taken::default(),
-            surplus: Surplus { bytes: 0, most: u64::MAX, said: false, on_surplus: None },
+            surplus: Surplus { bytes: 0, most: u64::MAX, reported: false, on_surplus: None },
         }
     }
 
@@ -131,7 +131,7 @@ impl Peers {
     pub fn begin_epoch(&mut self, window: u64) {
         self.window = window;
         self.has_starved = false;
-        (self.surplus.bytes, self.surplus.said) = (0, false);
+        (self.surplus.bytes, self.surplus.reported) = (0, false);
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
@@ -140,7 +140,7 @@ impl Peers {
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
-            return self.tell_window(self.window);
+            return self.announce_window(self.window);
         }
         self.taken_in.iter_mut().for_each(VecDeque::clear);
         self.links.iter_mut().for_each(|link| link.begin(stream, self.window));
@@ -149,11 +149,11 @@ impl Peers {
     pub fn set_paused(&mut self, paused: bool) {
         if paused != self.paused {
             self.paused = paused;
-            self.tell_window(if paused { 0 } else { self.window });
+            self.announce_window(if paused { 0 } else { self.window });
         }
     }
 
-    fn tell_window(&mut self, window: u64) {
+    fn announce_window(&mut self, window: u64) {
         self.links.iter_mut().for_each(|link| link.set_window(window));
     }
 
@@ -273,7 +273,7 @@ impl Peers {
         }
         let peer = self.peer_of(link, &message)?;
         self.keep_for_later(peer, message);
-        self.tell_surplus(py, peer, turn)
+        self.report_surplus(py, peer, turn)
     }
 
     #[cold]
@@ -286,19 +286,19 @@ impl Peers {
         self.taken_in[peer].push_back(taken);
     }
 
-    fn tell_surplus(&mut self, py: Python<'_>, peer: usize, turn: Option<usize>) -> PyResult<()> {
-        let Surplus { bytes, most, said, on_surplus } = &mut self.surplus;
-        if *bytes <= *most || *said {
+    fn report_surplus(&mut self, py: Python<'_>, peer: usize, turn: Option<usize>) -> PyResult<()> {
+        let Surplus { bytes, most, reported, on_surplus } = &mut self.surplus;
+        if *bytes <= *most || *reported {
             return Ok(());
         }
-        *said = true;
+        *reported = true;
         if let (Some(on_surplus), Some(current)) = (on_surplus, turn) {
             on_surplus.call1(py, (current, peer, *bytes))?;
         }
         Ok(())
     }
 
-    pub fn tell_surplus_to(&mut self, most: u64, on_surplus: Py<PyAny>) {
+    pub fn report_surplus_to(&mut self, most: u64, on_surplus: Py<PyAny>) {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 

@@ -44,21 +44,21 @@ impl StreamProgress {
         self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
     }
 
-    /// Returns whether a shard has sent a snapshot. If `dealt` is true, shard 0 must also have sent a snapshot of the
+    /// Returns whether a shard has sent a snapshot. If `dispatched` is true, shard 0 must also have sent a snapshot of the
     /// dispatching process.
-    pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dealt: bool) -> bool {
-        self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
+    pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dispatched: bool) -> bool {
+        self.books.with(py, |books| books.has_snapshot(peer) && (!dispatched || peer > 0 || books.has_dispatched()))
     }
 
     pub fn keep(&self, py: Python<'_>, peer: usize, message: &Message) -> PyResult<()> {
         let opened = Opened::read(message)?;
         let of_dispatcher = message.kind & kind::WHAT == kind::RELAYED;
-        let (dealt, snapshot) =
-            if of_dispatcher { (Some(opened.dealt(py)?), None) } else { (None, opened.snapshot(py)?) };
+        let (dispatched, snapshot) =
+            if of_dispatcher { (Some(opened.dispatched(py)?), None) } else { (None, opened.snapshot(py)?) };
         let superfluous = self.books.with(py, |books| {
             let lag = self.given.lag(books.total());
-            let dealt = dealt.map(|dealt| books.keep_dealt(dealt)).unwrap_or_default();
-            (dealt, snapshot.map(|snapshot| books.keep(peer, snapshot, lag)))
+            let dispatched = dispatched.map(|dispatched| books.keep_dispatched(dispatched)).unwrap_or_default();
+            (dispatched, snapshot.map(|snapshot| books.keep(peer, snapshot, lag)))
         });
         drop(superfluous); // dropped after the access to `books`, because dropping may run arbitrary code
         Ok(())

@@ -18,7 +18,7 @@ use super::peers::Peers;
 use super::progress::StreamProgress;
 use super::snapshots::{self, Relayed};
 use super::waiting::{wait_among, wait_until};
-use super::watched::DeathWatch;
+use super::watched::ExitWatch;
 use crate::codec;
 use crate::errors;
 
@@ -54,7 +54,7 @@ pub struct Reader {
     pub progress: StreamProgress,
     pub clock: Clock,
     pub meters: Meters,
-    pub watch: DeathWatch,
+    pub watch: ExitWatch,
     /// In a worker process, the link for commands, because a command must end the waits of the reader.
     pub interrupt: Option<Interrupt>,
     pub stream: Stream,
@@ -74,7 +74,7 @@ impl Reader {
             peers,
             clock,
             meters: Meters::default(),
-            watch: DeathWatch::default(),
+            watch: ExitWatch::default(),
             interrupt: None,
             stream: Stream::default(),
             looked_into: None,
@@ -122,7 +122,7 @@ impl Reader {
                     } // other messages are fragments, or remain from an earlier epoch
                 }
                 Next::Over => return Ok(None),
-                Next::Fail if self.watch.replacing.is_some() => self.replace_dead(py, Vec::new())?,
+                Next::Fail if self.watch.replacing.is_some() => self.replace_processes(py, Vec::new())?,
                 Next::Fail => return Err(self.watch.error(py)),
                 Next::TakeIn(_) | Next::Wait => self.wait(py, signs, epoch)?,
             }
@@ -229,15 +229,15 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first message of each shard in this epoch, and stores snapshots. If `dealt` is true, waits for the
+    /// Waits for the first message of each shard in this epoch, and stores snapshots. If `dispatched` is true, waits for the
     /// snapshot of the dispatching process as well.
-    pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
+    pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dispatched: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
         self.peers.await_all();
         for peer in 0..self.peers.len() {
             self.keep_taken_in(py, peer)?; // stores a snapshot that arrived while another peer was awaited
-            while !self.peers.has_taken_in(peer) && !self.progress.has_snapshot(py, peer, dealt) {
+            while !self.peers.has_taken_in(peer) && !self.progress.has_snapshot(py, peer, dispatched) {
                 if !self.take_snapshot(py, peer)? && !self.await_first(py, signs, epoch, peer, began)? {
                     return Ok(());
                 }
@@ -258,13 +258,13 @@ impl Reader {
         let Self { peers, own, watch, clock, .. } = self;
         let limit = clock.limit;
         let is_left = || signs.is_over(epoch) || limit.is_some_and(|limit| began.elapsed() >= limit);
-        if is_left() || watch.any_died() {
+        if is_left() || watch.any_exit() {
             return Ok(false);
         }
-        let any_died = || watch.any_died();
+        let any_exit = || watch.any_exit();
         let ready = || peers.has_arrived(peer) || is_left();
-        let tick = |py: Python<'_>| clock.tell_stall(py, Some(peer), began.elapsed());
-        wait_among(py, own, None, Some(&any_died), ready, || (), tick)
+        let tick = |py: Python<'_>| clock.report_stall(py, Some(peer), began.elapsed());
+        wait_among(py, own, None, Some(&any_exit), ready, || (), tick)
     }
 
     fn wait(&mut self, py: Python<'_>, signs: &Signs, epoch: u32) -> PyResult<()> {
@@ -275,8 +275,8 @@ impl Reader {
             Ok(None) => {
                 // Complete items of the exited process are delivered before the exit is handled, unless an earlier item
                 // is missing.
-                self.watch.note_death();
-                self.collecting.note_death();
+                self.watch.note_exit();
+                self.collecting.note_exit();
                 return Ok(());
             }
             Err(error) => {
@@ -318,14 +318,14 @@ impl Reader {
                 || signs.paused.load(Relaxed) != paused
                 || interrupt.is_some_and(|interrupt| interrupt.is_superseded(epoch))
         };
-        let any_died = || watch.any_died();
-        let death: Option<&(dyn Fn() -> bool + Sync)> = if watch.processes.is_empty() { None } else { Some(&any_died) };
+        let any_exit = || watch.any_exit();
+        let exit: Option<&(dyn Fn() -> bool + Sync)> = if watch.processes.is_empty() { None } else { Some(&any_exit) };
         let starve = || interrupt.into_iter().for_each(|interrupt| interrupt.starve(epoch));
-        let awoken = wait_among(py, own, meters.wait(link), death, ready, starve, |py| {
+        let awoken = wait_among(py, own, meters.wait(link), exit, ready, starve, |py| {
             starve(); // the control word may have been overwritten
             clock.look(py, turn, paused)
         });
-        interrupt.into_iter().for_each(|interrupt| interrupt.output.0.go_on());
+        interrupt.into_iter().for_each(|interrupt| interrupt.output.0.stop_starving());
         if !awoken? {
             return Ok(None);
         }

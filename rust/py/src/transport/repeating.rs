@@ -32,7 +32,8 @@ impl Outlet {
                 .map_err(errors::corrupted)?;
         }
         let waited = before_wait.then(|| self.waited());
-        let is_due = self.owing().is_none() && self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due(waited));
+        let is_due =
+            self.recomputing().is_none() && self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due(waited));
         if is_due { self.snapshot(py, !before_wait) } else { Ok(Sent::Done) }
     }
 
@@ -77,7 +78,7 @@ impl Outlet {
         if let Some((_, cadence)) = &mut self.taker {
             cadence.made(is_made.then_some(began), Instant::now(), waited);
         }
-        self.go_on(py)
+        self.send_on(py)
     }
 
     /// Returns false if no snapshot could be taken.
@@ -87,7 +88,7 @@ impl Outlet {
         for step in 0..count {
             let target = if self.has_shards { shard } else { (first + step) % count };
             let producer = self.producer(target);
-            if matches!(producer.reader(), Ok(Reader::Here(_) | Reader::Behind))
+            if matches!(producer.reader(), Ok(Reader::Here(_) | Reader::Earlier))
                 && snapshots::push(producer, kind::STATE, &head, content.as_bytes(py)).map_err(errors::corrupted)?
             {
                 self.next_link = target + 1;
@@ -100,7 +101,7 @@ impl Outlet {
 
     /// Counts a recomputed item without sending the item, and verifies the checksum after the last recomputed item.
     #[cold]
-    pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
+    pub fn recompute(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
         let producer = self.producer(target);
         encoder.encode(item, producer.arena())?;
@@ -124,9 +125,9 @@ impl Outlet {
         encoder.clear();
         self.encoder = encoder;
         let producer = self.producer(target);
-        let (account, owed) = (producer.account(), producer.owed());
+        let (account, outstanding) = (producer.account(), producer.outstanding());
         match self.expected.get(target).copied().flatten() {
-            Some(expected) if owed == 0 && expected != account.checksum => Err(repeats_not(format!(
+            Some(expected) if outstanding == 0 && expected != account.checksum => Err(repeats_not(format!(
                 "its items up to number {} differ from those of the earlier run",
                 account.items
             ))),
@@ -136,14 +137,14 @@ impl Outlet {
 
     /// Checks that all items that the reader `target` had already received were recomputed. This method must be called
     /// after the last item for this reader was computed.
-    pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
+    pub fn check_all_recomputed(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
-        let (account, owed) = (producer.account(), producer.owed());
-        producer.go_on_from(account, 0);
-        if owed > 0 && self.expected.get(target).copied().flatten().is_some() {
+        let (account, outstanding) = (producer.account(), producer.outstanding());
+        producer.resume_from(account, 0);
+        if outstanding > 0 && self.expected.get(target).copied().flatten().is_some() {
             let came = account.items;
             return Err(repeats_not(format!(
-                "it ended after {came} items, {owed} items before the position of the state"
+                "it ended after {came} items, {outstanding} items before the position of the state"
             )));
         }
         Ok(())

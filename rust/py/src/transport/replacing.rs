@@ -18,21 +18,21 @@ type Replacement<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {
     #[cold]
-    pub fn replace_dead(&mut self, py: Python<'_>, also: Vec<usize>) -> PyResult<()> {
-        let Some(Replacing { on_death, on_replace }) = self.watch.replacing(py) else { return Ok(()) };
-        let dead = self.watch.all_dead(also);
-        self.drain(py, &dead)?;
+    pub fn replace_processes(&mut self, py: Python<'_>, also: Vec<usize>) -> PyResult<()> {
+        let Some(Replacing { on_loss, on_replace }) = self.watch.replacing(py) else { return Ok(()) };
+        let exited = self.watch.all_exited(also);
+        self.drain(py, &exited)?;
         let received: Vec<u64> = self.all_received(py).iter().map(|account| account.items).collect();
-        let asked = on_death.call1(py, (dead.clone(), received, self.have_ended(), self.peers.paused))?;
+        let asked = on_loss.call1(py, (exited.clone(), received, self.have_ended(), self.peers.paused))?;
         let replaced: Vec<usize> = asked.extract(py)?;
         if !replaced.is_empty() {
-            self.drain(py, &replaced)?; // `on_death` may have stopped further processes
+            self.drain(py, &replaced)?; // `on_loss` may have stopped further processes
             let replacements = on_replace.call1(py, (replaced, self.positions_received(py), self.have_ended()))?;
             for replacement in replacements.bind(py).try_iter()? {
                 self.inherit(replacement?.extract()?)?;
             }
         }
-        self.watch.forget(&dead);
+        self.watch.forget(&exited);
         self.collecting.replaced();
         self.clock.stop();
         Ok(())
@@ -48,11 +48,11 @@ impl Reader {
 
     /// Receives all messages of exited processes, except for the dispatching process, which sends nothing to this
     /// reader.
-    fn drain(&mut self, py: Python<'_>, dead: &[usize]) -> PyResult<()> {
+    fn drain(&mut self, py: Python<'_>, exited: &[usize]) -> PyResult<()> {
         let links = self.peers.links.len();
-        dead.iter().filter(|&&link| link < links).try_for_each(|&link| self.peers.drain(link))?;
+        exited.iter().filter(|&&link| link < links).try_for_each(|&link| self.peers.drain(link))?;
         (0..self.peers.len())
-            .filter(|peer| dead.contains(&self.peers.link_of(*peer)))
+            .filter(|peer| exited.contains(&self.peers.link_of(*peer)))
             .collect::<Vec<_>>()
             .into_iter()
             .try_for_each(|peer| self.keep_taken_in(py, peer))

@@ -14,7 +14,7 @@ use pyo3::types::PyTuple;
 use torchdata_core::cadence::Cadence;
 use torchdata_core::link::arena::Arena;
 use torchdata_core::link::producer::Producer;
-use torchdata_core::protocol::{Deal, Reader, Stream};
+use torchdata_core::protocol::{Choice, Reader, Stream};
 use torchdata_core::stats::WaitRef;
 
 use super::collector::Collector;
@@ -125,8 +125,8 @@ impl Sender {
         let starts = starts.unwrap_or_default();
         outlet.expected = starts.iter().map(|&(.., expected)| expected).collect();
         for (target, (at, again, _)) in starts.into_iter().enumerate().take(count) {
-            outlet.producer(target).go_on_from(account(at), again);
-            outlet.owes |= again > 0;
+            outlet.producer(target).resume_from(account(at), again);
+            outlet.recomputes |= again > 0;
         }
         Ok(())
     }
@@ -159,7 +159,7 @@ impl Sender {
         if shard >= outlet.dealing.turn.peers() {
             return Err(PyValueError::new_err(format!("there is no shard {shard}")));
         }
-        Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
+        Ok(outlet.send_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
     }
 
     /// Relays the latest snapshot of the dispatching process. Returns False if a command is pending.
@@ -193,8 +193,8 @@ impl Sender {
             return Ok(false);
         }
         while !outlet.ending {
-            let Some(deal) = outlet.wait_for_turn(py)? else { return Ok(false) };
-            let (Deal::To(target) | Deal::Skip(target)) = deal else { break };
+            let Some(choice) = outlet.wait_for_turn(py)? else { return Ok(false) };
+            let (Choice::To(target) | Choice::Skip(target)) = choice else { break };
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
@@ -216,23 +216,23 @@ impl Sender {
                 }
                 continue;
             };
-            let is_owed = outlet.has_shards && outlet.owes;
+            let is_outstanding = outlet.has_shards && outlet.recomputes;
             outlet.owner.check()?; // a process that user code has forked also returns to this line
-            match deal {
-                Deal::To(target) => outlet.depart_item(target, &item)?,
-                _ if outlet.producer(target).owed() > 0 => outlet.make_again(py, target, &item)?,
+            match choice {
+                Choice::To(target) => outlet.depart_item(target, &item)?,
+                _ if outlet.producer(target).outstanding() > 0 => outlet.recompute(py, target, &item)?,
                 _ => outlet.producer(target).skip(),
             }
-            if !is_owed {
+            if !is_outstanding {
                 outlet.dealing.turn.advance();
             }
             drop(item);
-            if outlet.go_on(py)? == Sent::Interrupted || outlet.snapshot_if_due(py, false)? == Sent::Interrupted {
+            if outlet.send_on(py)? == Sent::Interrupted || outlet.snapshot_if_due(py, false)? == Sent::Interrupted {
                 return Ok(false);
             }
         }
         if !outlet.ending {
-            (0..outlet.dealing.turn.peers()).try_for_each(|target| outlet.check_all_came_again(target))?;
+            (0..outlet.dealing.turn.peers()).try_for_each(|target| outlet.check_all_recomputed(target))?;
             outlet.ending = true;
         }
         Ok(outlet.send_ends(py)? == Sent::Done)
@@ -263,7 +263,7 @@ impl Sender {
         outlet.ending = true;
         loop {
             // A message that was sent in part is completed first, because readers must receive complete items.
-            if outlet.go_on(py)? == Sent::Interrupted {
+            if outlet.send_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
             let Some(target) = outlet.dealing.turn.next() else { return Ok(true) };
@@ -291,7 +291,7 @@ impl Sender {
         }
         outlet.depart(0, kind::MESSAGE, message, &[])?;
         (outlet.deadline, outlet.tick) = (deadline(seconds), tick);
-        let sent = outlet.go_on(py);
+        let sent = outlet.send_on(py);
         (outlet.deadline, outlet.tick) = (None, None);
         sent.map(drop)
     }
@@ -309,7 +309,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         outlet.depart(0, kind::RESULT, result, &kind::result_tail(number, spent))?;
         outlet.more_comes = more_comes;
-        let sent = outlet.go_on(py);
+        let sent = outlet.send_on(py);
         outlet.more_comes = false;
         sent?;
         outlet.producers[0].count_item();

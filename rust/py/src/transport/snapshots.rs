@@ -18,7 +18,7 @@ use torchdata_core::error::Corrupted;
 use torchdata_core::link::consumer::{Buffer, Message};
 use torchdata_core::link::lease::Lease;
 use torchdata_core::link::producer::{Part, Producer};
-use torchdata_core::protocol::{Account, Books, Dealt, PeerPosition, Share, Snapshot};
+use torchdata_core::protocol::{Account, Books, Dispatched, PeerPosition, Share, Snapshot};
 
 use super::kinds as kind;
 use crate::errors;
@@ -144,13 +144,13 @@ impl<'a> Opened<'a> {
         Ok(Some(Snapshot { sent, share: self.share, content: self.content(py)? }))
     }
 
-    pub fn dealt(self, py: Python<'_>) -> PyResult<Dealt<Content>> {
+    pub fn dispatched(self, py: Python<'_>) -> PyResult<Dispatched<Content>> {
         let content = self.content(py)?;
         let mut accounts = self.accounts;
         if content.as_bytes(py).starts_with(REASON) {
             accounts.fill(Account::default()); // the dispatching process resumes from the beginning of the epoch
         }
-        Ok(Dealt { pass: self.pass, accounts, content })
+        Ok(Dispatched { pass: self.pass, accounts, content })
     }
 }
 
@@ -175,7 +175,7 @@ pub type Entry = (u64, u64);
 pub type Kept = (Entry, u32, Entry, Content);
 /// A snapshot of the dispatching process, as a tuple of the iteration's number, the number and checksum of each
 /// worker's items, and the content.
-pub type KeptDealt = (u32, Vec<Entry>, Content);
+pub type KeptDispatched = (u32, Vec<Entry>, Content);
 
 pub fn account((items, checksum): Entry) -> Account {
     Account { items, checksum }
@@ -193,15 +193,15 @@ pub fn unkept((sent, pass, share, content): Kept) -> Snapshot<Content> {
     Snapshot { sent: account(sent), share: Share { pass, account: account(share) }, content }
 }
 
-pub fn kept_dealt(py: Python<'_>, one: &Dealt<Content>) -> KeptDealt {
+pub fn kept_dispatched(py: Python<'_>, one: &Dispatched<Content>) -> KeptDispatched {
     (one.pass, one.accounts.iter().copied().map(entry).collect(), one.content.clone_ref(py))
 }
 
-pub fn unkept_dealt((pass, accounts, content): KeptDealt) -> Dealt<Content> {
-    Dealt { pass, accounts: accounts.into_iter().map(account).collect(), content }
+pub fn unkept_dispatched((pass, accounts, content): KeptDispatched) -> Dispatched<Content> {
+    Dispatched { pass, accounts: accounts.into_iter().map(account).collect(), content }
 }
 
-pub type KeptPositions = (Vec<(Entry, Option<Kept>)>, Option<KeptDealt>);
+pub type KeptPositions = (Vec<(Entry, Option<Kept>)>, Option<KeptDispatched>);
 
 pub fn kept_positions(
     py: Python<'_>,
@@ -210,7 +210,7 @@ pub fn kept_positions(
 ) -> KeptPositions {
     let shares: Vec<_> =
         positions.iter().map(|position| position.snapshot.map(|one| one.share).unwrap_or_default()).collect();
-    let dealt = books.dealt_before(&shares);
-    let kept = |place: &PeerPosition<'_, Content>| (entry(place.given), place.snapshot.map(|one| kept(py, one)));
-    (positions.iter().map(kept).collect(), dealt.map(|one| kept_dealt(py, one)))
+    let dispatched = books.dispatched_before(&shares);
+    let kept = |peer: &PeerPosition<'_, Content>| (entry(peer.given), peer.snapshot.map(|one| kept(py, one)));
+    (positions.iter().map(kept).collect(), dispatched.map(|one| kept_dispatched(py, one)))
 }

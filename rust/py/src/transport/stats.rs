@@ -136,9 +136,9 @@ impl PyStatsBoard {
         let own = self.own_page(page)?;
         let count = pipes.len();
         for (index, (token, label, location, reader, flags, capacity)) in pipes.into_iter().enumerate() {
-            let place = own.pipe(index, reader, flags, capacity, [&label, &location]);
-            if let Some(place) = place {
-                token.get().bind(token.py(), place, index == end, page == 0);
+            let slot = own.pipe(index, reader, flags, capacity, [&label, &location]);
+            if let Some(slot) = slot {
+                token.get().bind(token.py(), slot, index == end, page == 0);
             }
         }
         own.set_pipes(count);
@@ -184,16 +184,16 @@ impl PyStatsBoard {
         self.own_page(page)?.take_in(carried).map_err(errors::corrupted)
     }
 
-    fn hear(&self, page: usize, carried: &[u8], times: [u64; 3]) -> PyResult<()> {
-        self.own_page(page)?.hear(carried, times).map_err(errors::corrupted)
+    fn receive(&self, page: usize, carried: &[u8], times: [u64; 3]) -> PyResult<()> {
+        self.own_page(page)?.receive(carried, times).map_err(errors::corrupted)
     }
 
-    fn set_place(&self, page: usize, place: &str) -> PyResult<()> {
-        self.own_page(page).map(|page| page.set_place(place))
+    fn set_machine(&self, page: usize, machine: &str) -> PyResult<()> {
+        self.own_page(page).map(|page| page.set_machine(machine))
     }
 
-    fn set_gone(&self, page: usize) -> PyResult<()> {
-        self.own_page(page).map(|page| page.set_gone())
+    fn set_exited(&self, page: usize) -> PyResult<()> {
+        self.own_page(page).map(|page| page.set_exited())
     }
 
     fn count_carried(&self, page: usize, bytes: u64) -> PyResult<()> {

@@ -56,12 +56,12 @@ pub fn wait_among(
     for _ in 0..turns {
         py.detach(std::thread::yield_now);
         let began = std::mem::replace(&mut now, nanoseconds());
-        let goes_on = TURNS.given(began, now, processes);
+        let continues = TURNS.given(began, now, processes);
         if ready() {
             TURNS.helped();
             return Ok(true);
         }
-        if !goes_on {
+        if !continues {
             break;
         }
     }

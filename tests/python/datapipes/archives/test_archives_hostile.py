@@ -143,17 +143,17 @@ def test_a_damaged_archive_raises_an_error_that_names_pipe_and_path_or_shows_no_
     write(whole, members, kind)
     data = whole.read_bytes()
     before, errors = open_files(), 0
-    for place in range(0, len(data), max(1, len(data) // 101)):
+    for offset in range(0, len(data), max(1, len(data) // 101)):
         damaged = bytearray(data)
-        damaged[place] ^= 0x55
+        damaged[offset] ^= 0x55
         path.write_bytes(damaged)
         try:
             found = [read(item) for item in loaded(path)]
         except (*ERRORS, NotImplementedError, RuntimeError) as error:
             errors += 1
-            said = str(error) + "".join(getattr(error, "__notes__", []))
-            assert f"bad.{kind}" in said
-            assert "ArchiveLoader" in said
+            message = str(error) + "".join(getattr(error, "__notes__", []))
+            assert f"bad.{kind}" in message
+            assert "ArchiveLoader" in message
         else:
             assert kind == "tar" or {content for _, content in found} <= {*members.values()}
     assert open_files() == before
@@ -163,9 +163,9 @@ def test_a_damaged_archive_raises_an_error_that_names_pipe_and_path_or_shows_no_
 def header(name, **fields):
     """Returns a tar header with a correct checksum and the given fields. Numbers are stored in binary."""
     block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
-    places = {"size": (124, 12), "type": (156, 1), "real": (483, 12), "holes": (386, 96)}
+    offsets = {"size": (124, 12), "type": (156, 1), "real": (483, 12), "holes": (386, 96)}
     for field, value in fields.items():
-        start, width = places[field]
+        start, width = offsets[field]
         if isinstance(value, int):
             value = (b"\xff" if value < 0 else b"\x80") + (value % 256 ** (width - 1)).to_bytes(width - 1, "big")
         block[start : start + len(value)] = value

@@ -92,7 +92,7 @@ def test_a_compressed_stream_in_the_middle_of_a_file_is_read_rewound_and_restore
     path.write_bytes(b"header" + (folder / f"d.txt.{kind}").read_bytes())
 
     def build():
-        pairs = iter_pipes.FileOpener([str(path)], mode="b").map(behind_header)
+        pairs = iter_pipes.FileOpener([str(path)], mode="b").map(after_header)
         return pairs.decompress({"gz": "gzip", "xz": "lzma", "zst": "zstd"}.get(kind, kind))
 
     check_restore(build)
@@ -102,7 +102,7 @@ def test_a_compressed_stream_in_the_middle_of_a_file_is_read_rewound_and_restore
     assert stream.read() == TEXT
 
 
-def behind_header(pair):
+def after_header(pair):
     pair[1].seek(6)
     return pair
 
@@ -188,9 +188,9 @@ def decompressed(data, file_type):
     [(_, stream)] = iter_pipes.Decompressor([("a", io.BytesIO(data))], file_type)
     with stream:
         whole = stream.read()
-        for place in (len(whole) // 2, 0, len(whole)):
-            assert stream.seek(place) == place
-            assert stream.read() == whole[place:]
+        for offset in (len(whole) // 2, 0, len(whole)):
+            assert stream.seek(offset) == offset
+            assert stream.read() == whole[offset:]
     return whole
 
 
@@ -256,9 +256,9 @@ DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError)
 def test_damaged_files_raise_errors_that_name_pipe_and_path(folder, tmp_path, kind):
     data = (folder / f"d.txt.{kind}").read_bytes()
     before = open_files()
-    for place in range(len(data) // 3, len(data) - 4, max(1, len(data) // 19)):
+    for offset in range(len(data) // 3, len(data) - 4, max(1, len(data) // 19)):
         damaged = bytearray(data)
-        damaged[place] ^= 0xFF
+        damaged[offset] ^= 0xFF
         (tmp_path / f"bad.{kind}").write_bytes(damaged)
         with pytest.raises(DAMAGE, match=rf"bad\.{kind}' in Decompressor"):
             list(map(read, opened(tmp_path, f"bad.{kind}").decompress()))

@@ -32,7 +32,7 @@ a_program = any(map(shutil.which, ("unrar", "unar", "7z", "7zz", "bsdtar")))
 
 #: A substitute for the program unrar. The substitute always prints the same content, because all compressed members in
 #: the test archives have this content.
-STAND_IN = f"""#!{sys.executable} -IS
+PLACEHOLDER = f"""#!{sys.executable} -IS
 import sys
 if sys.argv[1] == "p":
     assert open(sys.argv[sys.argv.index("--") + 1], "rb").read(4) == b"Rar!"
@@ -112,7 +112,7 @@ def test_a_file_below_a_link_out_of_the_folder_stays_in_the_archive_s_folder(tmp
     assert [*saved] == [str(tmp_path / "up" / "pwned.txt")]
 
 
-def test_names_that_leave_the_archive_are_refused_and_absolute_names_lie_in_its_folder():
+def test_names_that_leave_the_archive_are_refused_and_absolute_names_are_in_its_folder():
     for name in ("../x", "a/../../x", "/../x", "."):
         with pytest.raises(rarfile.BadRarFile, match=r"folder/a\.rar.*RarArchiveLoader.*leads out"):
             list(in_memory(stored({name: b"x"})))
@@ -143,9 +143,9 @@ def test_a_damaged_archive_raises_an_error_that_names_it_or_yields_what_was_stor
     data = (DATA / f"{name}.rar").read_bytes()
     contents = {content for _, content in map(read, loader(name))}
     before, errors = open_files(), 0
-    for place in range(0, len(data), 7):
+    for offset in range(0, len(data), 7):
         damaged = bytearray(data)
-        damaged[place] ^= 0x55
+        damaged[offset] ^= 0x55
         (tmp_path / "bad.rar").write_bytes(damaged)
         try:
             found = [read(item) for item in FileLister(str(tmp_path)).open_files(mode="b").load_from_rar()]
@@ -212,7 +212,7 @@ def test_without_a_program_only_reading_a_compressed_member_raises_an_error(no_p
 def program(request, monkeypatch, tmp_path, tmp_path_factory):
     if request.param == "stand-in":
         script = tmp_path_factory.mktemp("bin") / "unrar"
-        script.write_text(STAND_IN)
+        script.write_text(PLACEHOLDER)
         script.chmod(0o755)
         monkeypatch.setattr(rarfile, "UNRAR_TOOL", str(script))
     monkeypatch.setattr(rarfile, "CURRENT_SETUP", None)

@@ -74,7 +74,7 @@ def test_a_function_returns_one_path_or_several_paths(tmp_path):
     assert sorted(content(tmp_path)) == ["p/x", "p/y", "q/x", "q/y"], "no lists are needed"
 
 
-def test_the_end_of_a_section_has_a_function_of_its_own_or_takes_that_of_its_beginning(tmp_path):
+def test_the_end_of_a_section_uses_its_own_function_or_the_function_of_the_start(tmp_path):
     def path_of(name):
         return tmp_path / name
 
@@ -228,7 +228,7 @@ def test_text_is_written_in_text_mode_only(tmp_path):
     assert sorted(content(tmp_path)) == ["t", "w", "wt"]
 
 
-def test_items_that_are_no_pairs_or_have_no_path_are_named(tmp_path):
+def test_errors_name_items_that_are_not_pairs_or_have_no_path(tmp_path):
     with pytest.raises(TypeError, match=r"expects pairs of path and data, but got 'x'"):
         list(cached(tmp_path, ["a"], lambda path: "x"))
     with pytest.raises(TypeError, match=r"expects paths of files as str, but got 3 of type int; "):

@@ -14,7 +14,7 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache.lists import FolderSearch, dumped, is_reserved, read_list
 from torchdata.datapipes.iter.disk_cache.locks import lock_file_of
 from torchdata.datapipes.iter.disk_cache.record import Record
-from torchdata.datapipes.iter.streams.atomic_files import create_anew, digest_of_file, temporary_name
+from torchdata.datapipes.iter.streams.atomic_files import create_new, digest_of_file, temporary_name
 
 __all__ = ["no_lock_is_left"]
 
@@ -224,7 +224,7 @@ def test_a_link_under_a_predictable_name_does_not_truncate_a_file(tmp_path):
     assert names(cached(folder, ["a"])) == ["a"]
     for name in ("create", "mark"):
         (folder / name).symlink_to(victim)
-    create_anew(str(folder / "create")).close()
+    create_new(str(folder / "create")).close()
     os.makedirs(folder / "sub")
     (folder / temporary_name("sub")).symlink_to(victim)
     Record("item", (str(folder / "sub"),), "missing").mark_unfinished(str(folder / "sub" / "x"))
@@ -232,14 +232,14 @@ def test_a_link_under_a_predictable_name_does_not_truncate_a_file(tmp_path):
     assert victim.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_dangling_link_as_a_mark_says_that_a_folder_is_unfinished(tmp_path):
+def test_a_dangling_link_as_a_marker_marks_a_folder_as_unfinished(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / temporary_name("a")).symlink_to("nowhere")
     with pytest.raises((IsADirectoryError, OSError)):
         list(cached(tmp_path, ["a"]))
 
 
-def test_a_named_pipe_in_place_of_a_file_counts_as_missing_and_does_not_hang(tmp_path):
+def test_a_named_pipe_instead_of_a_file_counts_as_missing_and_does_not_hang(tmp_path):
     digests = {str(tmp_path / "a"): hashlib.sha256(b"content of a").hexdigest()}
     for options in ({}, {"hash_dict": digests}):
         os.mkfifo(tmp_path / "a")
@@ -254,7 +254,7 @@ def test_a_named_pipe_in_place_of_a_file_counts_as_missing_and_does_not_hang(tmp
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "dangling link", "folder"])
-def test_another_object_in_place_of_the_lock_file_is_ignored_with_a_warning(tmp_path, kind):
+def test_another_object_instead_of_the_lock_file_is_ignored_with_a_warning(tmp_path, kind):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     victim.chmod(0o600)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cache_checks import archives, cached, content, content_after_a_kill, is_free, made, names
-from process_checks import is_gone, loader, nothing_is_left, wait_for
+from process_checks import has_exited, loader, nothing_is_left, wait_for
 from torchdata.dataloader2.adapter import CacheTimeout
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
@@ -178,7 +178,7 @@ MOMENTS = [before_the_temporary_file, in_the_middle, before_the_sync, before_the
 def test_a_killed_writer_blocks_no_process_and_another_process_creates_the_file(
     folder, results, start, monkeypatch, moment
 ):
-    def die():
+    def kill_itself():
         class Patched:
             def __getattr__(self, name):
                 return patches.get(name) or getattr(os, name)
@@ -187,7 +187,7 @@ def test_a_killed_writer_blocks_no_process_and_another_process_creates_the_file(
         _atomic_files.os = Patched()
         list(cached(folder, "abc", lambda path: moment(path, patches.__setitem__)))
 
-    assert finished(start(die)) == -signal.SIGKILL
+    assert finished(start(kill_itself)) == -signal.SIGKILL
     assert names(cached(folder, "abc", logging_maker(results), timeout=0)) == ["a", "b", "c"]
     assert results.of("log") == (["b", "c"] if moment is after_the_rename else ["a", "b", "c"])
     assert content_after_a_kill(folder) == made("a", "b", "c")
@@ -243,7 +243,7 @@ def test_a_writer_that_takes_too_long_is_reported_with_file_lock_and_remedy(fold
     assert content(folder) == made("a", "b")
 
 
-def test_a_limited_number_of_items_is_made_after_a_slow_one(folder, results, start, monkeypatch):
+def test_a_limited_number_of_items_is_computed_after_a_slow_one(folder, results, start, monkeypatch):
     monkeypatch.setattr(_cache_section, "_AHEAD", 3)
 
     writer = hanging_writer(folder, results, start)
@@ -396,7 +396,7 @@ def test_a_forked_child_does_not_keep_the_locks_of_its_exited_parent(folder, res
         assert names(cached(folder, "a", timeout=0)) == ["a"]
     finally:
         os.kill(child, signal.SIGKILL)
-        wait_for(lambda: is_gone(child))
+        wait_for(lambda: has_exited(child))
 
 
 def test_a_lock_of_a_file_that_was_removed_while_it_was_opened_is_not_trusted(folder, start, monkeypatch):

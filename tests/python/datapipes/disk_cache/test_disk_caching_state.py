@@ -152,7 +152,7 @@ def test_a_file_that_vanished_after_a_state_was_saved_is_recreated(tmp_path):
 
 
 @unsharded
-def test_two_workers_share_a_cache_and_leave_nothing_but_its_files(tmp_path):
+def test_two_workers_share_a_cache_and_leave_only_its_files(tmp_path):
     wanted = [str(i) for i in range(12)]
     service = MultiProcessingReadingService(2, multiprocessing_context="fork")
     log = tmp_path / "log"

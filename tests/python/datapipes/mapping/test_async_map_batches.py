@@ -54,7 +54,7 @@ def test_calls_of_a_batch_run_at_once_up_to_the_limit_in_one_loop_that_is_closed
     assert watch.threads == {threading.get_ident()}
 
 
-def test_the_threads_own_event_loop_is_left_alone() -> None:
+def test_the_event_loop_of_the_calling_thread_is_kept() -> None:
     policy = asyncio.get_event_loop_policy()
     mine = policy.new_event_loop()
     policy.set_event_loop(mine)

@@ -125,7 +125,7 @@ def fails():
 
 
 @pytest.mark.parametrize("pipe", [Own(numbers("1", "a", "2")), IterableWrapper(fails(), deepcopy=False).map(abs)])
-def test_a_note_says_that_a_generator_that_raises_has_ended(pipe):
+def test_a_note_explains_that_a_generator_ends_when_it_raises(pipe):
     iterator = iter(pipe.on_error("skip"))
     assert next(iterator) == 1
     with pytest.raises(ValueError, match="broken|invalid literal") as caught:
@@ -176,9 +176,9 @@ def test_the_loader_reports_the_skipped_items_of_all_workers_once_per_epoch(meth
         pipe = pipe.sharding_filter().map(strict_int).on_error("skip")
     with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
         for _ in range(2):
-            with pytest.warns(RuntimeWarning) as told:
+            with pytest.warns(RuntimeWarning) as shown:
                 assert list(loader) == [1] * 20
-            assert [str(one.message) for one in told] == [
+            assert [str(one.message) for one in shown] == [
                 "on_error has skipped 20 items of this epoch:\n  20 x ValueError in Mapper(strict_int)"
             ]
         state, iterator = None, iter(loader)
@@ -187,9 +187,9 @@ def test_the_loader_reports_the_skipped_items_of_all_workers_once_per_epoch(meth
             state = loader.state_dict()
     with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
         loader.load_state_dict(state)
-        with pytest.warns(RuntimeWarning, match="items of the rest of this epoch") as told:
+        with pytest.warns(RuntimeWarning, match="items of the rest of this epoch") as shown:
             assert list(loader) == [1] * 10
-        assert len(told) == 1
+        assert len(shown) == 1
     assert "skipped" not in "".join(capfd.readouterr())
 
 

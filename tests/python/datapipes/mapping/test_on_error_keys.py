@@ -65,7 +65,7 @@ def test_a_truncated_shard_is_named_and_the_member_at_which_it_ends(tmp_path):
     assert lines_of(by_reader, tmp_path / "other")[0]["key"].startswith(cut)
 
 
-def test_other_archives_are_named_too(tmp_path):
+def test_errors_also_name_other_archives(tmp_path):
     path = tmp_path / "a.zip"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("member", b"content" * 100)
@@ -91,10 +91,10 @@ def test_the_log_names_a_row_that_does_not_parse_by_file_and_line(tmp_path):
         (IterableWrapper([str(text)]).open_files("r", encoding="utf-8").readlines(), text, "after line"),
         (IterableWrapper([str(value)]).open_files("r").parse_json_files(), value, "line 3"),
     ]
-    for number, (pipe, path, place) in enumerate(pipes):
+    for number, (pipe, path, location) in enumerate(pipes):
         (line,) = lines_of(pipe, tmp_path / f"log{number}")
         assert line["key"] == str(path)
-        assert place in line["message"]
+        assert location in line["message"]
 
 
 def test_tables_and_records_are_named(tmp_path):

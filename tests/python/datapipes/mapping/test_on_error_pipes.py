@@ -258,7 +258,7 @@ def test_an_item_at_which_a_pipe_raises_is_skipped_even_after_a_load(name: str, 
         (lambda: numbers(9).random_split(weights={"a": 1, "b": 1}, seed=1, total_length=4)[0], ValueError),
     ],
 )
-def test_a_limit_of_the_pipeline_is_no_item_to_skip(build: Any, kind: Any) -> None:
+def test_a_limit_of_the_pipeline_is_not_skipped(build: Any, kind: Any) -> None:
     with pytest.raises(kind):
         list(iter(build().on_error("skip")))
 

@@ -45,7 +45,7 @@ def test_items_of_equal_length_leave_the_heap_as_in_torchdata_0_9(
     assert list(IterableWrapper(WORDS).max_token_bucketize(5, **arguments)) == batches
 
 
-def test_the_length_of_buckets_is_known_where_nothing_but_a_buffer_shuffles() -> None:
+def test_the_length_of_buckets_is_known_if_only_a_buffer_shuffles() -> None:
     source = IterableWrapper(range(5))
     assert len(source.bucketbatch(2, use_in_batch_shuffle=False)) == 3
     assert len(source.bucketbatch(2, drop_last=True, use_in_batch_shuffle=False)) == 2
@@ -54,7 +54,7 @@ def test_the_length_of_buckets_is_known_where_nothing_but_a_buffer_shuffles() ->
             len(pipe)
 
 
-def test_a_sort_key_that_sorts_in_place_and_returns_nothing_raises_an_error_that_says_so() -> None:
+def test_a_sort_key_that_sorts_in_place_and_returns_none_raises_an_error_that_explains_it() -> None:
     with pytest.raises(TypeError, match=r"sort_key must return the sorted bucket as a list, but returned None"):
         list(IterableWrapper([2, 1]).bucketbatch(1, sort_key=lambda bucket: bucket.sort()))
 
@@ -68,7 +68,7 @@ def test_a_sort_key_may_return_any_sequence() -> None:
     assert list(IterableWrapper(["ccc", "a", "bb"]).bucketbatch(3, sort_key=by_length)) == [["a", "bb", "ccc"]]
 
 
-def test_shuffling_in_batches_leaves_the_batch_itself_alone() -> None:
+def test_shuffling_in_batches_does_not_change_the_original_batch() -> None:
     batch = [1, 2, 3, 4, 5]
     (result,) = IterableWrapper([batch], deepcopy=False).in_batch_shuffle().set_seed(123)
     assert (sorted(result), batch) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
@@ -94,7 +94,7 @@ def test_streams_in_items_of_unwanted_lengths_are_closed() -> None:
     assert {size: stream.closed for size, stream in streams.items()} == {1: True, 2: False, 9: True}
 
 
-def test_items_that_cannot_be_compared_are_bucketized_by_their_lengths_alone() -> None:
+def test_items_that_cannot_be_compared_are_bucketized_only_by_length() -> None:
     items = [{"text": "bb"}, {"text": "a"}, {"text": "cc"}]
     pipe = IterableWrapper(items).max_token_bucketize(4, len_fn=lambda item: len(item["text"]))
     assert [[item["text"] for item in batch] for batch in pipe] == [["a", "bb"], ["cc"]]
@@ -105,7 +105,7 @@ def buckets_of_files(folder: Path) -> Any:
     return files.max_token_bucketize(9, len_fn=lambda item: len(Path(item[0]).name), buffer_size=3)
 
 
-def test_files_that_wait_for_their_batch_are_part_of_the_state_and_closed_meanwhile(tmp_path: Path) -> None:
+def test_files_that_wait_for_their_batch_are_closed_and_part_of_the_state(tmp_path: Path) -> None:
     for name in ("a", "bb", "ccc", "dddd", "e", "ff", "ggg"):
         (tmp_path / name).write_text(name)
 

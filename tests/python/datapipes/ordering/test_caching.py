@@ -109,7 +109,7 @@ def test_an_epoch_that_failed_or_was_left_or_was_empty_is_not_remembered():
     assert list(pipe) == [1], "an empty source is read again"
 
 
-def test_pipes_that_are_remembered_as_items_are_no_part_of_the_graph():
+def test_pipes_that_are_stored_as_items_are_not_part_of_the_graph():
     pipe = IterableWrapper([IterableWrapper([1])], deepcopy=False).in_memory_cache()
     (item,) = pipe
     assert list(item) == [1]

@@ -41,7 +41,7 @@ def test_a_row_of_2_to_the_31_tokens_has_no_bounds() -> None:
             row_bounds(sizes)
 
 
-def test_tensors_become_tensors() -> None:
+def test_tensors_are_packed_into_tensors() -> None:
     torch = pytest.importorskip("torch")
     items = [torch.arange(6), torch.arange(3)]
     for method in METHODS:

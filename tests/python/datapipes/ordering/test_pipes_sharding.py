@@ -91,18 +91,18 @@ def test_a_state_resumes_with_any_number_of_shares_at_every_position(
     build: Callable[[], IterDataPipe], block: int
 ) -> None:
     whole = plain(build())
-    owners = [[place for place in range(len(whole)) if place // block % 2 == shard] for shard in range(2)]
+    owners = [[index for index in range(len(whole)) if index // block % 2 == shard] for shard in range(2)]
     for shard, own in enumerate(owners):
         for taken in range(len(own) + 1):
             pipe = share(build(), 2, shard, block)
             iterator = iter(pipe)
-            assert plain(islice(iterator, taken)) == [whole[place] for place in own[:taken]]
+            assert plain(islice(iterator, taken)) == [whole[index] for index in own[:taken]]
             state = save_state(pipe)
             last = own[taken - 1] if taken else -1
             for shards in (2, 5):
                 restored = with_state(share(build(), shards, shard, block), state)
-                left = [place for place in range(last + 1, len(whole)) if place // block % shards == shard]
-                assert plain(restored) == [whole[place] for place in left]
+                left = [index for index in range(last + 1, len(whole)) if index // block % shards == shard]
+                assert plain(restored) == [whole[index] for index in left]
 
 
 def test_skipping_takes_no_time() -> None:

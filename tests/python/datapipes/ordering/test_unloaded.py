@@ -183,15 +183,15 @@ def test_the_position_is_saved_and_restored_at_every_item(build: Callable[[Any],
         return pipe
 
     whole = list(made())
-    for place in range(len(whole) + 1):
+    for index in range(len(whole) + 1):
         pipe = made()
         items = iter(pipe)
-        assert [next(items) for _ in range(place)] == whole[:place]
+        assert [next(items) for _ in range(index)] == whole[:index]
         state = pickle.dumps(save_state(pipe))
         other = with_state(made(), pickle.loads(state))
         recorded.loaded()
-        assert list(other) == whole[place:]
-        assert len(recorded.loaded()) <= 2 * (len(whole) - place), "nothing is loaded in order to be dropped"
+        assert list(other) == whole[index:]
+        assert len(recorded.loaded()) <= 2 * (len(whole) - index), "nothing is loaded in order to be dropped"
 
 
 def test_a_buffer_of_items_in_a_state_is_restored_among_more_workers(recorded: Recorded) -> None:

@@ -80,9 +80,9 @@ def test_objects_that_are_left_unread_own_no_connections(cluster):
 
 def test_streams_seek_like_files(cluster):
     [(_, stream)] = AISFileLoader(["ais://large/object"], cluster)
-    for place, size in ((100, 70_000), (3_000_000, 700_000), (5, 0), (3_700_001, 10), (len(LARGE) + 5, 1)):
-        assert stream.seek(place) == place
-        assert stream.read(size) == LARGE[place : place + size]
+    for offset, size in ((100, 70_000), (3_000_000, 700_000), (5, 0), (3_700_001, 10), (len(LARGE) + 5, 1)):
+        assert stream.seek(offset) == offset
+        assert stream.read(size) == LARGE[offset : offset + size]
     assert stream.seek(-10, os.SEEK_END) == len(LARGE) - 10
     assert stream.read() == LARGE[-10:]
 

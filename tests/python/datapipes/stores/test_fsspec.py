@@ -72,7 +72,7 @@ def test_the_chain_of_an_archive_stays_on_its_members(folder, inside, found):
     assert items == [(name, name[6:].partition("::")[0].encode()) for name in members]
 
 
-def test_a_local_cache_before_a_protocol_stays_in_its_place(folder):
+def test_a_local_cache_before_a_protocol_is_kept_in_the_names(folder):
     root = f"simplecache::file://{folder}"
     names = list(FSSpecFileLister(root, "*.txt"))
     assert names == [f"{root}/{name}" for name in FILES if name.endswith(".txt")]

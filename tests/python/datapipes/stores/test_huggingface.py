@@ -51,7 +51,7 @@ def folder(tmp_path):
     return data
 
 
-def test_rows_are_those_that_datasets_loads_and_resume(folder):
+def test_rows_equal_the_rows_of_load_dataset_and_resume(folder):
     for streaming in (True, False):
         pipe, other = (HuggingFaceHubReader(str(folder), split="train", streaming=streaming) for _ in range(2))
         items = iter(pipe)

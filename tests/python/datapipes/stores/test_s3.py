@@ -77,7 +77,7 @@ def is_a_key(text):
     prefix=PARTS.filter(lambda text: is_a_key(text.removesuffix("/"))) | st.just(""),
     data=st.data(),
 )
-def test_any_prefix_of_any_keys_is_listed_from_any_place(keys, prefix, data):
+def test_any_prefix_of_any_keys_is_listed_from_any_key(keys, prefix, data):
     obstore = importlib.import_module("obstore")
     store = importlib.import_module("obstore.store").MemoryStore()
     for key in keys:
@@ -86,9 +86,9 @@ def test_any_prefix_of_any_keys_is_listed_from_any_place(keys, prefix, data):
     expected = sorted(key for key in keys if key.startswith(prefix))
     assert [key for page in pipe._pages(obstore, store, prefix, None) for key in page] == expected
     if expected:
-        place = data.draw(st.integers(0, len(expected) - 1))
-        rest = [key for page in pipe._pages(obstore, store, prefix, expected[place]) for key in page]
-        assert rest == expected[place + 1 :]
+        offset = data.draw(st.integers(0, len(expected) - 1))
+        rest = [key for page in pipe._pages(obstore, store, prefix, expected[offset]) for key in page]
+        assert rest == expected[offset + 1 :]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_masks_match_the_whole_url(masks, found):
     assert listed("s3://first", masks=masks) == found
 
 
-def test_len_is_what_the_user_declared_or_that_of_the_source():
+def test_len_is_the_declared_length_or_the_length_of_the_source():
     assert len(S3FileLister(["s3://first"], length=7)) == 7
     with pytest.raises(TypeError, match="S3FileLister instance doesn't have valid length"):
         len(S3FileLister(["s3://first"]))
@@ -148,10 +148,10 @@ def test_streams_seek_and_tell_like_files():
     assert stream.seekable()
     assert stream.readable()
     for _ in range(60):
-        place, size = rng.randrange(len(LARGE) + 10), rng.choice([0, 1, 100, 70_000, 700_000])
-        assert stream.seek(place) == place
-        assert stream.read(size) == LARGE[place : place + size]
-        assert stream.tell() == place + len(LARGE[place : place + size])
+        offset, size = rng.randrange(len(LARGE) + 10), rng.choice([0, 1, 100, 70_000, 700_000])
+        assert stream.seek(offset) == offset
+        assert stream.read(size) == LARGE[offset : offset + size]
+        assert stream.tell() == offset + len(LARGE[offset : offset + size])
     assert stream.seek(-10, os.SEEK_END) == len(LARGE) - 10
     assert stream.seek(-5, os.SEEK_CUR) == len(LARGE) - 15
     assert stream.read() == LARGE[-15:]
@@ -195,7 +195,7 @@ def test_a_stream_in_the_middle_of_an_object_is_pickled_and_copied():
     assert stream.read(10) == LARGE[5_000_000:5_000_010]
 
 
-def test_a_copy_of_a_stream_fails_where_the_object_was_changed_meanwhile(client):
+def test_a_copy_of_a_stream_fails_if_the_stored_object_has_changed(client):
     client.put_object(Bucket="vacant", Key="changing", Body=b"before")
     try:
         [(_, stream)] = S3FileLoader(["s3://vacant/changing"])
@@ -213,8 +213,8 @@ def test_after_an_error_a_partial_object_does_not_look_complete(client):
         [(_, stream)] = S3FileLoader(["s3://vacant/changing"], buffer_size=100_000)
         assert stream.read(150_000) == LARGE[:150_000]
         client.put_object(Bucket="vacant", Key="changing", Body=LARGE[1:])
-        for place in (200_000, 0, 120_000):
-            stream.seek(place)
+        for offset in (200_000, 0, 120_000):
+            stream.seek(offset)
             with pytest.raises(OSError, match="changed"):
                 stream.read(100_000)
         client.put_object(Bucket="vacant", Key="changing", Body=LARGE)
@@ -244,13 +244,13 @@ def test_a_shard_is_resumed_after_its_last_member(client, tmp_path, monkeypatch)
         items = iter(pipe := build())
         for _ in range(10):
             assert read(next(items))[1] == LARGE[:1_000_000]
-        place = pipe._archive.tar.offset
+        offset = pipe._archive.tar.offset
         state = pickle.loads(pickle.dumps(save_state(pipe)))
         del items, pipe
         asked.clear()
         load_state(other := build(), state)
         assert [content for _, content in map(read, other)] == [LARGE[:1_000_000]] * 2
-        assert asked[0] == min(asked) == place - 1
+        assert asked[0] == min(asked) == offset - 1
         client.put_object(Bucket="vacant", Key="a.tar", Body=LARGE)
         load_state(other := build(), state)
         with pytest.raises(OSError, match="the object was changed after it was opened") as caught:
@@ -315,7 +315,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     output_of(script, options=["-W", "error"])
 
 
-def test_a_child_that_cannot_load_its_copy_says_what_to_do(monkeypatch):
+def test_an_error_of_a_child_that_cannot_unpickle_its_program_contains_advice(monkeypatch):
     listed("s3://first")
     from torchdata.datapipes.iter.stores import s3_client as _s3_client
 

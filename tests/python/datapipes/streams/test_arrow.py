@@ -107,7 +107,7 @@ def test_each_worker_reads_only_its_share(folder: Path) -> None:
     assert read == [1, 3, 5, 7]
 
 
-def test_arrays_lie_over_arrow_s_memory_unless_they_are_to_be_written_to() -> None:
+def test_arrays_share_arrow_s_memory_unless_they_must_be_writable() -> None:
     source = pyarrow.table({"a": [1, 2, 3], "x": [0.5, None, 1.5]})
     (frame,) = ArrowReader(source, rows=False)
     memory = np.frombuffer(source["a"].chunk(0).buffers()[1], np.int64)

@@ -62,7 +62,7 @@ def test_ranges_of_rows_are_parts_across_fragments_of_a_chosen_size(dataset: Any
 @pytest.mark.parametrize(
     "filter", ["a > 5 AND a < 22", (pyarrow.compute.field("a") > 5) & (pyarrow.compute.field("a") < 22)]
 )
-def test_a_filter_makes_parts_of_the_rows_that_it_leaves(dataset: Any, filter: Any) -> None:
+def test_a_filter_groups_the_remaining_rows_into_parts(dataset: Any, filter: Any) -> None:
     parts = ArrowParts(dataset, filter, part_rows=5)
     assert len(parts) == 4
     assert values(parts.to_iter_datapipe().read_arrow(["b"]), "b") == [f"t{number}" for number in range(6, 22)]

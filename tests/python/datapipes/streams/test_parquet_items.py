@@ -46,7 +46,7 @@ def one(column: Any, **options: Any) -> Any:
 
 
 @each_library
-def test_items_have_so_many_rows_across_row_groups_but_not_across_files(library: str, tmp_path: Path) -> None:
+def test_items_combine_rows_of_several_row_groups_but_not_of_several_files(library: str, tmp_path: Path) -> None:
     for name, start, stop in (("a", 0, 7), ("b", 7, 7), ("c", 7, 9)):
         table = pyarrow.table({"id": range(start, stop), "text": [str(i) for i in range(start, stop)]})
         pyarrow.parquet.write_table(table, tmp_path / f"{name}.parquet", row_group_size=2)
@@ -173,7 +173,7 @@ def test_nulls_among_integers_and_booleans_are_nan_with_a_dtype_of_floats() -> N
     assert np.array_equal(row, [1, np.nan], equal_nan=True)
 
 
-def test_dtypes_are_those_of_numpy() -> None:
+def test_dtypes_are_the_dtypes_of_numpy() -> None:
     for dtype in (np.float32, "float32", np.dtype("<f4"), {"c": "f4"}):
         assert one([1, 2], dtype=dtype).dtype == np.float32
     assert one([1, 2], dtype="float").dtype == np.float64
@@ -240,7 +240,7 @@ def test_lists_are_one_array_per_row(type_: pyarrow.DataType) -> None:
         assert {row.dtype for row in found if row is not None} == {np.dtype("int32")}
 
 
-def test_lists_of_lists_and_of_strings_follow_the_rules_of_what_they_hold() -> None:
+def test_lists_of_lists_and_of_strings_follow_the_rules_of_their_members() -> None:
     [first, second] = one([[[1], [2, 3]], []])
     assert [row.tolist() for row in first] == [[1], [2, 3]]
     assert len(second) == 0

@@ -97,9 +97,9 @@ def test_an_image_with_a_huge_header_is_refused_with_its_path_and_the_remedy(mon
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 2)
     with pytest.raises(Image.DecompressionBombError) as failure:
         list(RoutedDecoder([("a.png", png())]))
-    said = "\n".join(failure.value.__notes__)
-    assert "Set PIL.Image.MAX_IMAGE_PIXELS if you trust the file." in said
-    assert "RoutedDecoder was decoding 'a.png'." in said
+    message = "\n".join(failure.value.__notes__)
+    assert "Set PIL.Image.MAX_IMAGE_PIXELS if you trust the file." in message
+    assert "RoutedDecoder was decoding 'a.png'." in message
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert len(list(RoutedDecoder([("a.png", png())]))) == 1
 
@@ -114,7 +114,7 @@ def test_an_image_with_a_huge_header_is_refused_with_its_path_and_the_remedy(mon
         *((extension, b"text", None) for extension in ("tx", "on", "bin", "TXT")),
     ],
 )
-def test_basic_handlers_know_these_extensions(extension: str, data: bytes, expected: Any) -> None:
+def test_basic_handlers_decode_these_extensions(extension: str, data: bytes, expected: Any) -> None:
     assert basichandlers(extension, data) == expected
 
 
@@ -140,7 +140,7 @@ def test_extensions_of_several_parts_are_compared_part_by_part() -> None:
     assert pickle.loads(pickle.dumps(handle_extension("a", len)))("a", b"xy") == 2
 
 
-def test_extensions_are_those_of_the_path_s_last_part() -> None:
+def test_extensions_are_taken_from_the_path_s_last_part() -> None:
     assert [extension_extract_fn(path) for path in ("a.tar.gz", "a.b/c", ".hidden", "x.", "")] == ["gz", "", "", "", ""]
     assert list(RoutedDecoder([("_meta.cls", b"7"), ("", b"x")])) == [("_meta.cls", "7"), ("", "x")]
 
@@ -230,7 +230,7 @@ def test_pickles_are_read_unless_forbidden(monkeypatch: pytest.MonkeyPatch) -> N
         RoutedDecoder([], allow_pickle="no")  # type: ignore[arg-type]
 
 
-def test_a_torch_file_is_read_as_weights_alone() -> None:
+def test_a_torch_file_is_read_with_weights_only() -> None:
     torch = pytest.importorskip("torch")
     stream = io.BytesIO()
     torch.save({"w": torch.ones(2)}, stream)

@@ -132,8 +132,8 @@ os.replace = lambda *paths: os.kill(os.getpid(), signal.SIGKILL)
 list(Saver([({str(tmp_path / "file")!r}, "x" * 100_000)]))
 """
     (tmp_path / "file").write_text("before")
-    died = subprocess.run([sys.executable, "-c", program], timeout=250)
-    assert died.returncode == -signal.SIGKILL
+    done = subprocess.run([sys.executable, "-c", program], timeout=250)
+    assert done.returncode == -signal.SIGKILL
     assert (tmp_path / "file").read_text() == "before"
 
 
@@ -267,10 +267,10 @@ def test_an_error_names_path_and_position_of_invalid_json(tmp_path, text, mode):
 
 
 def test_json_that_is_nested_too_deeply_or_does_not_decode_raises_a_value_error_that_names_the_path():
-    for text, said in (
+    for text, message in (
         (b"[" * 200_000, r"JsonParser cannot parse 'deep\.json': it is nested too deeply"),
         (b'{"a":' * 200_000, r"JsonParser cannot parse 'deep\.json': it is nested too deeply"),
         (b'"\xff\xff"', r"deep\.json', read by JsonParser"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             list(pipes.IterableWrapper([("deep.json", io.BytesIO(text))]).parse_json_files())

@@ -149,7 +149,7 @@ def test_binary_files_that_were_opened_by_path_and_files_in_memory_need_no_recip
         pickle.dumps(stream)
 
 
-def test_a_stream_without_recipe_says_so_when_it_is_pickled():
+def test_pickling_a_stream_without_recipe_raises_an_error_that_explains_it():
     left, right = socket.socketpair()
     with left, right:
         stream = StreamWrapper(left.makefile("rb"), name="from the network")
@@ -159,7 +159,7 @@ def test_a_stream_without_recipe_says_so_when_it_is_pickled():
         stream.close()
 
 
-def test_a_text_stream_that_is_being_iterated_says_that_its_position_is_unknown(path):
+def test_a_text_stream_that_is_being_iterated_has_no_known_position(path):
     stream = opened(path, "rt", "utf-8")
     next(stream)
     with pytest.raises(TypeError, match="position is not known"):
@@ -228,7 +228,7 @@ def test_a_deleted_iterator_leaves_no_file_open(name: str, folder: Path) -> None
 
 
 @pytest.mark.parametrize("name", BUILDS)
-def test_a_newer_iteration_is_left_alone_by_an_older_one_that_is_dropped(name: str, folder: Path) -> None:
+def test_dropping_an_older_iteration_does_not_change_a_newer_one(name: str, folder: Path) -> None:
     pipe = BUILDS[name](folder)
     keep = [item if isinstance(item, bytes) else read(item) for item in pipe]
     older = iter(pipe)

@@ -66,7 +66,7 @@ def folder(tmp_path):
         ({"skip_lines": 5}, []),
     ],
 )
-def test_lines_are_yielded_as_the_options_say(options, lines):
+def test_the_options_determine_how_lines_are_yielded(options, lines):
     assert list(texts("one\r\ntwo", "three\n").readlines(**options)) == lines
 
 
@@ -78,17 +78,17 @@ def test_lines_of_bytes_are_decoded_on_demand():
 
 
 def test_with_errors_ignore_bytes_are_left_out_with_one_warning(monkeypatch):
-    monkeypatch.setattr(text, "_told", False)
+    monkeypatch.setattr(text, "_reported", False)
     for _ in range(2):  # With the filter "error", Python raises the warning each time.
         with pytest.raises(UserWarning, match="left out"):
             list(blobs(b"a\xffb\n").parse_csv())
-    monkeypatch.setattr(text, "_told", False)
-    with warnings.catch_warnings(record=True) as told:
+    monkeypatch.setattr(text, "_reported", False)
+    with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         lines = list(blobs(b"a\xffb\nc\xe9\n", b"\xfe\n").readlines(decode=True, return_path=False))
         rows = list(blobs(b"a,\xffb\n").parse_csv())
     assert (lines, rows) == (["ab", "c", ""], [["a", "b"]])
-    [warning] = told
+    [warning] = shown
     assert r"bytes that are not utf-8 were left out of b'a\xffb'" in str(warning.message)
     assert "errors='strict'" in str(warning.message)
     assert list(blobs(b"a\xffb\n").readlines(decode=True, errors="replace")) == [("file0", "a\ufffdb")]

@@ -186,7 +186,7 @@ SEQUENCE = record(
         ("words", None, None, [[b"p", b"q"], [b"r"]]),
     ],
 )
-def test_a_spec_says_shape_and_type(name: str, shape: Any, dtype: Any, expected: Any) -> None:
+def test_a_spec_determines_shape_and_type(name: str, shape: Any, dtype: Any, expected: Any) -> None:
     assert plain(loaded(framed(SEQUENCE), {name: (shape, dtype)})) == [{name: expected}]
 
 
@@ -208,11 +208,11 @@ def test_a_spec_says_shape_and_type(name: str, shape: Any, dtype: Any, expected:
 def test_a_record_that_does_not_fit_is_an_error_that_names_path_record_and_byte(spec: Any, message: str) -> None:
     fits = record({"f": ("float", [0] * 3), "b": ("bytes", [b""]), "lacking": ("int", [])})
     if spec is None or "f" not in spec or "lacking" in spec or spec["f"][0] == ():
-        spec_first, data, place = spec, framed(SEQUENCE), "record 0 at byte 0"
+        spec_first, data, location = spec, framed(SEQUENCE), "record 0 at byte 0"
     else:
         spec_first, data = spec, framed(fits, SEQUENCE)
-        place = f"record 1 at byte {len(framed(fits))}"
-    with pytest.raises(RuntimeError, match=f"TFRecordLoader: 'file', {place}: .*{message}"):
+        location = f"record 1 at byte {len(framed(fits))}"
+    with pytest.raises(RuntimeError, match=f"TFRecordLoader: 'file', {location}: .*{message}"):
         loaded(data, spec_first)
 
 
@@ -345,6 +345,6 @@ def test_a_record_longer_than_max_length_is_refused_before_it_is_read() -> None:
     assert len(loaded(framed(short, long), max_length=None)) == 2
     items = iter(TFRecordLoader([("file", io.BytesIO(framed(short, long)))], max_length=len(long) - 1))
     next(items)
-    said = rf"TFRecordLoader: 'file', record 1 at byte \d+: its length of {len(long)} bytes is more than max_length="
-    with pytest.raises(RuntimeError, match=said):
+    message = rf"TFRecordLoader: 'file', record 1 at byte \d+: its length of {len(long)} bytes is more than max_length="
+    with pytest.raises(RuntimeError, match=message):
         next(items)

@@ -37,7 +37,7 @@ def numbered(paths: list[str]) -> Any:
 
 
 @given(st.lists(st.text("ab./\\", max_size=5)))
-def test_any_paths_are_gathered_as_the_model_says(paths: list[str]) -> None:
+def test_any_paths_are_gathered_as_in_the_model(paths: list[str]) -> None:
     assert list(numbered(paths).webdataset(strict=False)) == gathered(paths)
 
 
@@ -158,6 +158,6 @@ def test_a_failing_source_leaves_no_file_open_and_the_pipe_usable(folder: str, t
 
 
 @pytest.mark.parametrize("item", ["path", ("a.txt",), (5, "data"), {"a.txt": 1}])
-def test_items_that_are_no_pairs_are_type_errors(item: Any) -> None:
+def test_items_that_are_not_pairs_raise_a_type_error(item: Any) -> None:
     with pytest.raises(TypeError, match="WebDataset expects"):
         list(WebDataset([item]))

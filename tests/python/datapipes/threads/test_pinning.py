@@ -56,7 +56,7 @@ def test_containers_keep_their_types_and_other_objects_are_returned_unchanged() 
 
 
 @pytest.mark.parametrize("device", [None, "cuda:1"])
-def test_objects_pin_themselves(device: Any) -> None:
+def test_objects_with_a_pin_memory_method_are_pinned_by_it(device: Any) -> None:
     assert pin_memory_fn({"nested": [Pair(Pinnable(), 1)]}, device)["nested"][0].image.pinned
 
 
@@ -150,7 +150,7 @@ def test_the_thread_pins_for_the_device_of_its_pipe(monkeypatch: pytest.MonkeyPa
     assert gpus.current() == 2
 
 
-def test_items_saved_after_pinning_are_pinned_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_items_that_were_saved_after_pinning_are_pinned_when_restored(monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = Gpus(monkeypatch)
     pipe = IterableWrapper([torch.tensor(n) for n in range(4)]).pin_memory(device=1)
     items = iter(pipe)

@@ -13,13 +13,13 @@ import pytest
 
 from one_rank import Alone
 from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept, unpinned
-from resuming import check_graph_resumes, start, stood, with_state
+from resuming import check_graph_resumes, read_some, start, with_state
 from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Prefetcher
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
-from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
+from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, threads_paused
 from waiting import wait_for
 
 
@@ -91,7 +91,7 @@ def test_a_thread_that_resumes_does_not_change_the_state_that_another_thread_sav
     iterator = iter(pipe)
     assert next(iterator) == 0
     wait_for(lambda: source.taken == 5)
-    with pipe.standing_still():
+    with pipe.threads_paused():
         items = pipe.state_dict()["items"]
         pipe.pause()
         pipe.resume()  # `resume` ends only the second pause, and the first pause continues.
@@ -100,7 +100,7 @@ def test_a_thread_that_resumes_does_not_change_the_state_that_another_thread_sav
     assert list(iterator) == list(range(2, 100))
 
 
-def test_a_paused_pipe_leaves_its_source_alone_until_resumed() -> None:
+def test_a_paused_pipe_does_not_read_its_source_until_resumed() -> None:
     source = Counting(100)
     pipe = source.prefetch(4)
     pipe.pause()  # a pause has no effect before the first item
@@ -118,7 +118,7 @@ def test_pausing_waits_for_the_current_item_until_a_timeout(monkeypatch: pytest.
     pipe = source.prefetch(3)
     iterator = iter(pipe)
     assert source.waits.wait(120)
-    with pytest.raises(TimeoutError, match="busy"), standing_still([source, pipe], 0.0):
+    with pytest.raises(TimeoutError, match="busy"), threads_paused([source, pipe], 0.0):
         pass
     monkeypatch.setattr(Prefetcher, "patience", 0.05)
     with pytest.raises(TimeoutError, match="Prefetcher cannot be paused"):
@@ -264,7 +264,7 @@ def test_a_replay_ends_with_any_queue_and_after_any_change_of_the_pipeline(size:
     iterator = iter(pipe)
     first = list(islice(iterator, 6))
     wait_for(lambda: len(pipe.datapipe._data.queue) == 8)
-    saved, generators = pickle.loads(stood(pipe))
+    saved, generators = pickle.loads(read_some(pipe))
     pipe.datapipe.shutdown()
     start(99)
     pipe = with_state(build(30, size), saved)

@@ -93,13 +93,13 @@ def test_connections_that_a_parent_opened_are_left_to_it(monkeypatch):
         assert connections.session().get_adapter("http://x") is not first
 
 
-@pytest.mark.parametrize(("query", "said"), [({}, "404 Client Error"), ({"status": 500}, "500 Server Error")])
-def test_an_error_response_names_pipe_and_url(web, query, said):
+@pytest.mark.parametrize(("query", "message"), [({}, "404 Client Error"), ({"status": 500}, "500 Server Error")])
+def test_an_error_response_names_pipe_and_url(web, query, message):
     before, url = open_files(), web.url("nothing", **query)
     for reader, link in ((HttpReader, url), (GDriveReader, web.root + "/uc?export=download&id=missing")):
         with pytest.raises(requests.HTTPError, match=rf"{reader.__name__} cannot open '{web.root}") as failure:
             opened(reader, link)
-        assert (said if reader is HttpReader else "404") in str(failure.value)
+        assert (message if reader is HttpReader else "404") in str(failure.value)
         assert failure.value.response.status_code == (query.get("status", 404) if reader is HttpReader else 404)
         assert str(pickle.loads(pickle.dumps(failure.value))) == str(failure.value)
         del failure
@@ -110,7 +110,7 @@ def test_an_error_response_names_pipe_and_url(web, query, said):
 
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize(
-    ("url", "error", "said"),
+    ("url", "error", "message"),
     [
         ("ftp://host/file", requests.exceptions.InvalidSchema, "ftp://host/file"),
         ("/a/path", requests.exceptions.MissingSchema, "/a/path"),
@@ -119,12 +119,12 @@ def test_an_error_response_names_pipe_and_url(web, query, said):
         ("http://", requests.exceptions.InvalidURL, "http://"),
     ],
 )
-def test_a_url_that_is_not_http_raises_a_value_error(reader, url, error, said):
+def test_a_url_that_is_not_http_raises_a_value_error(reader, url, error, message):
     with pytest.raises(error) as failure:
         list(reader([url]))
     assert isinstance(failure.value, ValueError)
     assert reader.__name__ in str(failure.value)
-    assert said in str(failure.value)
+    assert message in str(failure.value)
 
 
 def test_a_server_that_never_answers_raises_a_timeout(web, monkeypatch):
@@ -166,7 +166,7 @@ def test_a_source_that_raises_is_not_mistaken_for_a_url_that_cannot_be_opened(we
         next(items)
 
 
-def test_len_is_that_of_the_source():
+def test_len_is_the_length_of_the_source():
     for reader in READERS:
         assert len(reader(["http://a", "http://b"])) == 2
         with pytest.raises(TypeError, match=f"{reader.__name__} instance doesn't have valid length"):
@@ -194,7 +194,7 @@ def test_wrong_arguments_are_refused_by_the_constructor(reader, source, options,
 
 
 @pytest.mark.parametrize("id_", ["plain", "form", "title", "cookie", "elsewhere", "encoded"])
-def test_a_file_of_google_drive_is_read_with_its_name_behind_the_warning_pages(web, id_):
+def test_a_file_of_google_drive_is_read_with_its_name_after_the_warning_pages(web, id_):
     link = web.drive(id_, b"content of " + id_.encode())
     name = {"encoded": "été"}.get(id_, id_)
     assert opened(GDriveReader, link) == [(f"{name}.txt", b"content of " + id_.encode())]
@@ -227,15 +227,15 @@ def test_a_resource_key_is_kept_and_other_urls_are_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("id_", "said"),
+    ("id_", "message"),
     [("quota", "quota was exceeded"), ("view", "a page instead of a file"), ("unnamed", "no file name")],
 )
-def test_an_error_says_why_a_drive_file_is_unavailable(web, id_, said):
+def test_an_error_explains_why_a_drive_file_is_unavailable(web, id_, message):
     before, link = open_files(), web.drive(id_, b"x")
-    with pytest.raises(RuntimeError, match=rf"GDriveReader.*{said}") as failure:
+    with pytest.raises(RuntimeError, match=rf"GDriveReader.*{message}") as failure:
         opened(GDriveReader, link)
     assert link in str(failure.value)
-    with pytest.warns(UserWarning, match=said):
+    with pytest.warns(UserWarning, match=message):
         assert opened(GDriveReader, link, skip_on_error=True) == []
     del failure
     assert open_files() == before
@@ -246,17 +246,17 @@ def test_only_the_last_part_of_a_server_s_file_name_is_used():
         headers: dict[str, str] = {}  # noqa: RUF012
 
     client, response = _gdrive.DriveClient("GDriveReader", None, _http.Retrying("GDriveReader", 3), {}), Response()
-    for told, name in {
+    for text, name in {
         'attachment; filename="../../.ssh/authorized_keys"': "authorized_keys",
         'attachment; filename="/etc/passwd"': "passwd",
         'attachment; filename="..\\..\\a.exe"': "a.exe",
         'attachment; filename="C:\\\\a.tar"': "a.tar",
         "attachment; filename*=UTF-8''..%2F..%2Fb.tar": "b.tar",
     }.items():
-        response.headers = {"content-disposition": told}
+        response.headers = {"content-disposition": text}
         assert client.title("link", response) == name
-    for told in ('filename=".."', 'filename="a/"', 'filename="."', "filename*=UTF-8''a%00b", "filename*=UTF-8''%2E%2E"):
-        response.headers = {"content-disposition": f"attachment; {told}"}
+    for text in ('filename=".."', 'filename="a/"', 'filename="."', "filename*=UTF-8''a%00b", "filename*=UTF-8''%2E%2E"):
+        response.headers = {"content-disposition": f"attachment; {text}"}
         with pytest.raises(RuntimeError, match="GDriveReader finds no file name in the answer to .*'link'"):
             client.title("link", response)
 
@@ -294,7 +294,7 @@ def test_hosts_of_google_drive_are_compared_whole():
     assert not any(isinstance(pipe._client(url), _gdrive.DriveClient) for url in other)
 
 
-def test_a_pipe_pickles(web):
+def test_a_pipe_can_be_pickled_with_its_source(web):
     pipe = pickle.loads(pickle.dumps(HttpReader([web.url("a", b"x")], headers={"X-Kind": "test"})))
     assert [stream.read() for _, stream in pipe] == [b"x"]
 

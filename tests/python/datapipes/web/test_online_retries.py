@@ -90,7 +90,7 @@ def test_a_copy_of_a_continued_stream_has_its_position(web: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("habit", "said", "requests_sent"),
+    ("habit", "message", "requests_sent"),
     [
         ({"status": 503}, "': 503 ", 3),
         ({"status": 404}, "': 404 ", 1),
@@ -98,9 +98,9 @@ def test_a_copy_of_a_continued_stream_has_its_position(web: Any) -> None:
     ],
 )
 def test_only_temporary_error_responses_and_silence_are_retried(
-    web: Any, habit: dict[str, Any], said: str, requests_sent: int
+    web: Any, habit: dict[str, Any], message: str, requests_sent: int
 ) -> None:
-    with pytest.raises((requests.HTTPError, requests.ReadTimeout), match=rf"HttpReader cannot open 'http.*{said}"):
+    with pytest.raises((requests.HTTPError, requests.ReadTimeout), match=rf"HttpReader cannot open 'http.*{message}"):
         list(HttpReader([web.url("a", b"x", **habit)], timeout=0.1, max_retries=2))
     assert len(web.requests()) == requests_sent
 

@@ -17,7 +17,7 @@ DRIVERS = {
     "tensors": "random_tensors",
     "files": "fuzz_files",
     "stateful": "random_stateful.judging",
-    "stateful-deaths": "random_stateful.judging:DEATHS",
+    "stateful-deaths": "random_stateful.judging:EXITS",
     "nodes": "random_nodes.judging",
     "positions": "shard_positions",
     "ranks": "rank_chaos",

@@ -19,12 +19,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
-from leftovers import children, descriptors, shared_mappings, told
+from leftovers import children, descriptors, shared_mappings, shown
 from watchdog import end_session, show_stacks, survivors_of
 
-SAID = 60.0
+PROGRESS = 60.0
 #: The maximum number of seconds until all processes and resources of a plan are gone, even on a busy machine.
-GONE = 60.0
+EXITED = 60.0
 DULL = ("/multiprocessing/", "<frozen runpy>", 'File "<string>"', "/threading.py")
 
 
@@ -68,17 +68,17 @@ class Outcome:
 _speech: list[int] = []
 
 
-def _say(**what: Any) -> None:
+def _write(**what: Any) -> None:
     for descriptor in _speech:
         os.write(descriptor, (json.dumps(what) + "\n").encode())
 
 
-def about_to_die(number: int) -> None:
-    _say(dies=number)
+def about_to_exit(number: int) -> None:
+    _write(dies=number)
 
 
-def left_behind(descriptors_before: int) -> dict[str, Any]:
-    deadline = time.monotonic() + GONE
+def left_over(descriptors_before: int) -> dict[str, Any]:
+    deadline = time.monotonic() + EXITED
     while True:
         gc.collect()
         left = {
@@ -90,7 +90,7 @@ def left_behind(descriptors_before: int) -> dict[str, Any]:
         }
         left = {name: what for name, what in left.items() if what}
         if not left or time.monotonic() > deadline:
-            left |= {"child processes": list(map(told, left["child processes"]))} if "child processes" in left else {}
+            left |= {"child processes": list(map(shown, left["child processes"]))} if "child processes" in left else {}
             return left
         time.sleep(0.005)
 
@@ -131,10 +131,10 @@ class Forked:
             faulthandler.register(signal.SIGUSR1, all_threads=True)
             before = descriptors()
             outcome = check_here(self.driver, self.plan)
-            if not outcome.wrong and (left := left_behind(before)):
+            if not outcome.wrong and (left := left_over(before)):
                 outcome.wrong = f"left behind: {left}"
             print(outcome.output, end="")
-            _say(count=outcome.count, skipped=outcome.skipped, wrong=outcome.wrong)
+            _write(count=outcome.count, skipped=outcome.skipped, wrong=outcome.wrong)
             threading._shutdown()  # type: ignore[attr-defined]
             atexit._run_exitfuncs()
             code = 0
@@ -166,17 +166,17 @@ class Forked:
         left = [] if hung else survivors_of(self.pid)
         end_session(self)
         with os.fdopen(self._listening) as speech, self.output:
-            said: dict[str, Any] = {}
+            reported: dict[str, Any] = {}
             for line in speech:
-                said |= json.loads(line)
+                reported |= json.loads(line)
             self.output.seek(0)
             output = self.output.read()
-        outcome = Outcome(said.get("count", 0), said.get("skipped", ""), said.get("wrong", ""), output)
+        outcome = Outcome(reported.get("count", 0), reported.get("skipped", ""), reported.get("wrong", ""), output)
         if hung:
             outcome.wrong = f"it hung: not done after {limit:.0f} s"
         elif left:
             outcome.wrong = "; ".join(filter(None, [outcome.wrong, f"processes outlived it: {left}"]))
-        elif self.code and self.code != -said.get("dies", 0):
+        elif self.code and self.code != -reported.get("dies", 0):
             outcome.wrong = f"exit code {self.code}"
         elif output and self.driver.is_quiet(self.plan) and not outcome.wrong and not self.code:
             outcome.wrong = "something was printed"
@@ -239,7 +239,7 @@ def drive(name: str, driver: Driver, arguments: list[str]) -> int:
     warnings.simplefilter("ignore")
     warnings.filterwarnings("always", ".* did not end within .*")  # a process of the plan is still running
     failed, skipped, count, runs = list[int](), Counter[str](), 0, 0
-    started = said = time.monotonic()
+    started = reported = time.monotonic()
     with driver.around(options):
         for seed, plan, outcome in outcomes(driver, options):
             runs, count = runs + 1, count + outcome.count
@@ -247,8 +247,8 @@ def drive(name: str, driver: Driver, arguments: list[str]) -> int:
             if outcome.wrong:
                 failed.append(seed)
                 _report(name, seed, plan, outcome, arguments)
-            if time.monotonic() > said + SAID:  # The progress is visible even if the driver is killed.
-                said = time.monotonic()
+            if time.monotonic() > reported + PROGRESS:  # The progress is visible even if the driver is killed.
+                reported = time.monotonic()
                 print(f"so far {runs} runs, {count} {driver.noun}; {len(failed)} failed", flush=True)
     del skipped[""]
     if skipped:

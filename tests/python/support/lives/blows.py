@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from drivers.frame import about_to_die
+from drivers.frame import about_to_exit
 from leftovers import children
 from lives.model import is_known
 from lives.pipelines import Differs, key
@@ -29,7 +29,7 @@ class Strike(threading.Thread):
         assert self.blow is not None
         self.struck: float | None = None
         self.pid: int | None = None
-        self.goes_on = 0.01 + 0.5 * run.dice.random()
+        self.pause = 0.01 + 0.5 * run.dice.random()
         self._who = run.dice.randrange(100)
 
     def run(self) -> None:
@@ -55,7 +55,7 @@ class Strike(threading.Thread):
                 assert self.pid is not None
                 os.kill(self.pid, blow.number)
                 if blow.what == "halt":
-                    time.sleep(self.goes_on)
+                    time.sleep(self.pause)
                     os.kill(self.pid, signal.SIGCONT)
 
 
@@ -64,7 +64,7 @@ def strike(run: Run) -> None:
     assert blow is not None
     run.did.append(f"{blow}")
     if blow.victim == "main" and blow.what != "SIGINT":
-        about_to_die(blow.number)
+        about_to_exit(blow.number)
     thread, is_over, error = Strike(run), False, None
     asked = [time.monotonic()]
     before = signal.signal(signal.SIGINT, signal.default_int_handler) if blow.what == "SIGINT" else None

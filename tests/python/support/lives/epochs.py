@@ -26,8 +26,8 @@ class Epoch(list[Any]):
         if extra := Counter(came) - Counter(map(repr, self)):
             raise Differs(f"{extra.total()} of {len(before)} and {len(got)} items are too many: {list(extra)[:3]}")
         for worker, share in enumerate(self.shares or []):
-            places = {repr(item): place for place, item in enumerate(share)}
-            mine = [places[item] for item in came if item in places]
+            indices = {repr(item): position for position, item in enumerate(share)}
+            mine = [indices[item] for item in came if item in indices]
             if mine != sorted(mine):
                 raise Differs(f"the items of worker {worker} came in another order than it sent them: {mine}")
 

@@ -70,11 +70,11 @@ def limit(run: Run) -> None:
     run.take(run.iterator, count)
     then = run.dice.random()
     if then < 0.2:
-        run.go_on()  # begins a `for` loop, whose new iterator has no limit
+        run.read_on()  # begins a `for` loop, whose new iterator has no limit
         return
     if then < 0.5:
         save(run)
-    elif then < 0.6 and may_die(run):
+    elif then < 0.6 and may_exit(run):
         kill(run)
     run.iterator.resume()
     run.iterator.limit(None)
@@ -90,7 +90,7 @@ def read_by_a_thread(run: Run) -> None:
     by_thread(run, lambda: run.read(some(run)), lambda thread: thread.join())
 
 
-@event(may_come=lambda run: not (run.life.draws_in_main or "failing" in [*run.life.before, *run.life.behind]))
+@event(may_come=lambda run: not (run.life.draws_in_main or "failing" in [*run.life.before, *run.life.after]))
 def beside(run: Run) -> None:
     if run.dice.random() < 0.7:
         return
@@ -107,8 +107,8 @@ def beside(run: Run) -> None:
 
 
 @event(weight=2)
-def go_on(run: Run) -> None:
-    run.go_on()
+def read_on(run: Run) -> None:
+    run.read_on()
 
 
 @event()
@@ -191,14 +191,14 @@ def interrupt(run: Run) -> None:
         except KeyboardInterrupt:
             pass
     run.take(got, len(got))
-    place = run.loader.state_dict()["iteration_state"]
-    given = 0 if place is None else place["given"]
+    position = run.loader.state_dict()["iteration_state"]
+    given = 0 if position is None else position["given"]
     if given - run.at not in (0, 1):  # Ctrl-C may arrive after an item was counted, and before the program receives it.
         raise Differs(f"{run.at} items of epoch {run.epoch} came, and {given} are counted")
     run.did.append(f"interrupted at {given}")
     run.given += [None] * (given - run.at)
     if run.dice.random() < 0.5:
-        run.go_on(reads_on=False)
+        run.read_on(reads_on=False)
 
 
 def victim(run: Run) -> tuple[int, int] | None:
@@ -208,7 +208,7 @@ def victim(run: Run) -> tuple[int, int] | None:
     return (who, pids[who]) if pids else None
 
 
-def may_die(run: Run) -> bool:
+def may_exit(run: Run) -> bool:
     return has_processes(run) and run.life.restarts
 
 
@@ -225,14 +225,14 @@ def halt(run: Run) -> None:
     timer.join()
 
 
-@event(weight=3, may_come=may_die)
+@event(weight=3, may_come=may_exit)
 def kill(run: Run) -> None:
     if (found := victim(run)) is None:
         return
     who, pid = found
-    if run.deaths[who] == 2:  # The third exit of a worker in a row is an error.
+    if run.exits[who] == 2:  # The third exit of a worker in a row is an error.
         return
-    run.deaths[who] += 1
+    run.exits[who] += 1
     run.did.append(f"kill {who}")
     if run.life.method == "forkserver" and run.dice.random() < 0.5:
         run.did.append("kill the fork server")

@@ -32,8 +32,8 @@ class GraphLife(Life):
         self.draws_in_main = self.kind != "workers" and graph.graph.flavour == "global"
         self._choose_splits()
         if self.splits is not None:  # A common part serves all shards only if few pipes follow the sharding filter.
-            graph.sharing, graph.places, graph.in_main = "filter", [0.999 - 0.3 * dice.random() ** 2], None
-        self.main, self.before, self.behind = [], [], []
+            graph.sharing, graph.shares, graph.in_main = "filter", [0.999 - 0.3 * dice.random() ** 2], None
+        self.main, self.before, self.after = [], [], []
 
     def pipe(self) -> Any:
         start(self.seed)  # some pipes read their sources during construction

@@ -21,35 +21,35 @@ class Model:
     def __init__(self, life: Life) -> None:
         self.life = life
         self._shards = life.splits or life.workers
-        self._dealt: list[list[Any]] = [[] for _ in range(self._shards)]
+        self._dispatched: list[list[Any]] = [[] for _ in range(self._shards)]
         self._source = life.source()
-        self._workers = [life.steps(self._share(worker), life.behind) for worker in range(self._shards)]
+        self._workers = [life.steps(self._share(worker), life.after) for worker in range(self._shards)]
         self._whole = life.steps(Streamed(self._in_turn), life.main)
 
     def _share(self, worker: int) -> Any:
         if self.life.shard == "dispatch":
-            return Streamed(lambda: self._deal(worker))
+            return Streamed(lambda: self._yield_dispatched(worker))
         pipe = self.life.source().sharding_filter()
         pipe.apply_sharding(self._shards, worker)
         return pipe
 
-    def _deal(self, worker: int) -> Iterator[Any]:
-        for item in self._dealt[worker]:
+    def _yield_dispatched(self, worker: int) -> Iterator[Any]:
+        for item in self._dispatched[worker]:
             if isinstance(item, (Bad, Odd)):  # the error is raised at the failed item's position
                 raise item
             yield item
 
     def _dispatch(self) -> None:
-        for share in self._dealt:
+        for share in self._dispatched:
             share.clear()
         turn = 0
         try:
             for turn, item in enumerate(self._source):
-                self._dealt[turn % len(self._dealt)].append(item)
+                self._dispatched[turn % len(self._dispatched)].append(item)
             return
         except (Bad, Odd) as error:
-            count = sum(map(len, self._dealt))
-            self._dealt[count % len(self._dealt)].append(error)
+            count = sum(map(len, self._dispatched))
+            self._dispatched[count % len(self._dispatched)].append(error)
 
     def _in_turn(self) -> Iterator[Any]:
         live = list(map(iter, self._workers))
@@ -73,7 +73,7 @@ class Model:
 
 
 def is_known(life: Life) -> bool:
-    steps = {*life.before, *life.behind}
+    steps = {*life.before, *life.after}
     is_drawn = life.shuffles or not steps.isdisjoint({"shuffle", "drawing"})
     runs_ahead = life.lasts and ((life.shard == "dispatch" and "cycle" in steps) or life.free)
     exits = "failing" in steps and life.failure == "exit"

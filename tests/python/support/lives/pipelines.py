@@ -199,7 +199,7 @@ class Differs(AssertionError):
 def difference(got: list[Any], expected: list[Any]) -> str:
     what = f"{len(got)} items instead of {len(expected)}"
     pairs = zip(got, expected, strict=False)
-    place = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
-    if place is not None:
-        what += f", item {place} is {got[place]!r:.150} instead of {expected[place]!r:.150}"
+    position = next((i for i, (one, other) in enumerate(pairs) if one != other), None)
+    if position is not None:
+        what += f", item {position} is {got[position]!r:.150} instead of {expected[position]!r:.150}"
     return what

@@ -89,7 +89,7 @@ class Life:
         if dice.random() < 0.2:
             self.before.insert(dice.randrange(len(self.before) + 1), dice.choice(["summed", "cache"]))
         self.shard = dice.choice(["filter", "filter", "dispatch", "dispatch"])
-        self.behind = [self._step(dice, behind=True) for _ in range(dice.randrange(4))]
+        self.after = [self._step(dice, after=True) for _ in range(dice.randrange(4))]
         self.main = dice.choice([[], [], [], ["pin"], ["pin", "batch"], ["pin", "prefetch"]])
         self.options: dict[str, Any] = {
             "worker_prefetch_cnt": dice.choice([0, 1, 3, 10]),
@@ -107,22 +107,22 @@ class Life:
         if self.moves:
             steps = ["shuffle", "plain", "filter", "flatmap", "skewed", "generated", "header", "cycle", "prefetch"]
             self.before = [dice.choice(steps) for _ in range(dice.randrange(4))]
-            self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
+            self.after = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
         self.auto = self.moves and dice.random() < 0.3 and not self.ranks  # ranks refuse `num_workers="auto"`
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:
-            self.behind.insert(0, "block")
-        if self.shard == "dispatch" and "cycle" in self.behind:
+            self.after.insert(0, "block")
+        if self.shard == "dispatch" and "cycle" in self.after:
             # The plan has no `header` pipe after the dispatch, so that the dispatched items do not depend on timing.
-            self.behind = [step for step in self.behind if step != "header"]
+            self.after = [step for step in self.after if step != "header"]
         self._choose_failing(dice)
         self._choose_blow(dice, blow)
-        steps = {*self.before, *self.behind}
+        steps = {*self.before, *self.after}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
             # The plan has no `header` pipe, so that the states of other pipes do not depend on timing.
-            self.before, self.behind = (
-                [step for step in part if step != "header"] for part in (self.before, self.behind)
+            self.before, self.after = (
+                [step for step in part if step != "header"] for part in (self.before, self.after)
             )
         leaves = not LASTING & steps
         self.epochs = [
@@ -139,7 +139,7 @@ class Life:
         if self.free:
             self.options["in_order"] = False
             self.main = [step for step in self.main if step != "batch"]
-        steps = {*self.before, *self.behind}
+        steps = {*self.before, *self.after}
         self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
         self.lasts = not LASTING.isdisjoint(steps)
         self.keeps = dice.choice([0, 0, 5, 40])
@@ -156,15 +156,15 @@ class Life:
 
     def _choose_skipped(self) -> None:
         dice = random.Random(f"skipped {self.seed}")
-        if "failing" in [*self.before, *self.behind] or dice.random() > 0.25:
+        if "failing" in [*self.before, *self.after] or dice.random() > 0.25:
             return
-        part = self.before if self.moves else dice.choice([self.before, self.behind])
+        part = self.before if self.moves else dice.choice([self.before, self.after])
         at = dice.randrange(len(part) + 1)
         raising = dice.choices(["broken", "torn"], k=dice.choice([1, 2]))
         part[at:at] = raising
         if part is self.before or dice.random() < 0.5:
             part.insert(dice.randrange(at + len(raising), len(part) + 1), "on_error")
-        if part is self.behind:
+        if part is self.after:
             part.append("on_error")
 
     def _choose_splits(self) -> None:
@@ -179,19 +179,19 @@ class Life:
         self.shard, self.threads, self.lasts = "filter", False, False
         unsuited = {"prefetch", "threads", *LASTING}
         self.before = [dice.choice(["filter", "flatmap", "skewed"]), *(s for s in self.before if s not in unsuited)]
-        self.behind = [step for step in self.behind if step not in unsuited | {"cycle", "generated"}]
+        self.after = [step for step in self.after if step not in unsuited | {"cycle", "generated"}]
 
-    def _step(self, dice: random.Random, behind: bool = False) -> str:
+    def _step(self, dice: random.Random, after: bool = False) -> str:
         steps = ["shuffle", "plain", "filter", "flatmap", "skewed", "slow", "generated", "header", "cycle"]
         steps += ["prefetch"] if self.threads else ["drawing", "drawing"]
-        if behind:
+        if after:
             steps += ["batch", "large", "mixed", "mixed", "threads", "few", "summed", "cache"]
         return dice.choice(steps)
 
     def _choose_failing(self, dice: random.Random) -> None:
         self.failure = dice.choice(["error", "error", "odd", "exit"] if self.kind == "workers" else ["error", "odd"])
-        if dice.random() < 0.2 and LASTING.isdisjoint([*self.before, *self.behind]):
-            part = dice.choice([self.before, self.behind])
+        if dice.random() < 0.2 and LASTING.isdisjoint([*self.before, *self.after]):
+            part = dice.choice([self.before, self.after])
             part.insert(dice.randrange(len(part) + 1), "failing")
 
     def _choose_blow(self, dice: random.Random, wanted: bool | None) -> None:
@@ -204,9 +204,9 @@ class Life:
         longest = 1.0 if moment == "start" and self.method != "fork" else 0.1
         self.blow = Blow(victim, what, moment, longest * dice.random() ** 2, dice.random() < 0.5)
         self.restarts, self.auto = False, False
-        self.before, self.behind = ([step for step in part if step != "failing"] for part in (self.before, self.behind))
+        self.before, self.after = ([step for step in part if step != "failing"] for part in (self.before, self.after))
         if victim == "self":
-            part = self.behind if self.shard == "filter" else dice.choice([self.before, self.behind])
+            part = self.after if self.shard == "filter" else dice.choice([self.before, self.after])
             part.append("failing")
             self.failure = what
 
@@ -230,7 +230,7 @@ class Life:
             pipe = pipe.sharding_filter()
         else:
             pipe = pipe.sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)
-        return self.steps(self.steps(pipe, self.behind), self.main if self.kind == "workers" else [])
+        return self.steps(self.steps(pipe, self.after), self.main if self.kind == "workers" else [])
 
     def arm(self, epoch: int, is_reference: bool = False) -> None:
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))

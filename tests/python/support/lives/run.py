@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from drivers.frame import Driver, Skipped
-from leftovers import children, told
+from leftovers import children, shown
 from lives import events
 from lives.blows import strike
 from lives.epochs import Epoch, read_epoch
@@ -67,7 +67,7 @@ class Run:
         self.life, self.expected = life, expected
         self.dice = random.Random(f"run {life.seed}")
         self.did: list[str] = []
-        self.deaths = Counter[int]()
+        self.exits = Counter[int]()
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
         self.given: list[Any] = []
@@ -101,7 +101,7 @@ class Run:
                         raise
                     self.did.append("failed")
                     if self.has_others and self.epoch < len(self.life.epochs):
-                        self.go_on(between=True)
+                        self.read_on(between=True)
                 self.epoch += 1
             self._end()
         finally:
@@ -133,7 +133,7 @@ class Run:
             self.has_left = True
             return
         if self.dice.random() < 0.4:
-            self.go_on()
+            self.read_on()
             self.read(self.size)
         try:
             got, fails = next(self.iterator, self), False
@@ -146,7 +146,7 @@ class Run:
         self.did.append("end")
         if (self.has_others or self.dice.random() < 0.4) and self.epoch < len(self.life.epochs):
             self.did.append("between:")
-            self.go_on(between=True)
+            self.read_on(between=True)
 
     @property
     def has_others(self) -> bool:
@@ -193,7 +193,7 @@ class Run:
     def put_aside(self, *states: dict[str, Any]) -> None:
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
-    def go_on(self, between: bool = False, reads_on: bool = True) -> None:
+    def read_on(self, between: bool = False, reads_on: bool = True) -> None:
         life, dice = self.life, self.dice
         ends_first = dice.random() < 0.2
         if ends_first:
@@ -233,7 +233,7 @@ class Run:
                 self.loader.shutdown()
                 self.loader = life.made(self.workers)
                 self.loader.load_state_dict(state)
-        self.deaths.clear()
+        self.exits.clear()
         if not between:
             del self.given[at:]
             self.begin()
@@ -297,18 +297,18 @@ class Run:
         for epoch, state, came in chosen:
             arguments = (self.life, self.expected, epoch, pickle.dumps(state), came)
             if self.dice.random() < self.life.away:
-                elsewhere("lives.run", "go_on_from", *arguments)
+                elsewhere("lives.run", "resume_from", *arguments)
             else:
                 workers = self.life.kind == "workers" and self.life.method != "remote"
-                go_on_from(*arguments, self.dice.choice(self.life.numbers()) if workers else None)
+                resume_from(*arguments, self.dice.choice(self.life.numbers()) if workers else None)
         return len(chosen)
 
 
-def go_on_from(
+def resume_from(
     life: Life, expected: list[Epoch], number: int, state: bytes, came: list[Any], workers: int | str | None = None
 ) -> None:
-    place, epoch = pickle.loads(state)["iteration_state"], expected[number]
-    given = 0 if place is None else place["given"]
+    position, epoch = pickle.loads(state)["iteration_state"], expected[number]
+    given = 0 if position is None else position["given"]
     if not (given or life.moves):  # A new epoch needs a shard for each planned worker.
         workers = None
     begin(98)
@@ -317,9 +317,9 @@ def go_on_from(
     with life.made(workers) as loader:
         loader.load_state_dict(pickle.loads(state))
         until = epoch.size - given
-        goes_on = number + 1 < len(expected) and until and epoch.until is None and not (life.draws_in_main or life.free)
-        goes_on = goes_on and (workers is None or life.moves)
-        got = read_epoch(loader, None if goes_on else until) if until else Epoch()
+        resumes = number + 1 < len(expected) and until and epoch.until is None and not (life.draws_in_main or life.free)
+        resumes = resumes and (workers is None or life.moves)
+        got = read_epoch(loader, None if resumes else until) if until else Epoch()
         try:
             epoch.check(came[:given], got, life.free)
         except Differs as error:
@@ -328,7 +328,7 @@ def go_on_from(
             return
         if len(got) != until:
             raise Differs(f"from a state in the midst of epoch {number}: {len(got)} items instead of {until}")
-        if not goes_on:
+        if not resumes:
             return
         number += 1
         life.arm(number)
@@ -360,7 +360,7 @@ def check(life: Life) -> int:
     while (left := set(children()) - before) and time.monotonic() < deadline:
         time.sleep(0.005)
     if left:
-        raise Differs(f"processes were left behind after {run.did}: {list(map(told, left))}")
+        raise Differs(f"processes were left behind after {run.did}: {list(map(shown, left))}")
     return len(run.did)
 
 

@@ -61,21 +61,21 @@ def nested_dict(item: int) -> dict[str, Any]:
 def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
     """Returns the members of all iterables, mixed in the same order as by torchdata 0.9."""
     rng, buffer, out = random.Random(seed), [], []
-    place = rng.randint(0, buffer_size - 1)
+    index = rng.randint(0, buffer_size - 1)
     for members in parts:
         while len(buffer) == buffer_size:
             try:
-                out.append(next(buffer[place]))
-                place = rng.randint(0, buffer_size - 1)
+                out.append(next(buffer[index]))
+                index = rng.randint(0, buffer_size - 1)
             except StopIteration:
-                buffer.pop(place)
+                buffer.pop(index)
         buffer.append(iter(members))
     while buffer:
-        place = rng.randint(0, len(buffer) - 1)
+        index = rng.randint(0, len(buffer) - 1)
         try:
-            out.append(next(buffer[place]))
+            out.append(next(buffer[index]))
         except StopIteration:
-            buffer.pop(place)
+            buffer.pop(index)
     return out
 
 

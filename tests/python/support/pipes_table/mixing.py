@@ -97,8 +97,8 @@ def sampled(inputs: list[list[Any]], weights: list[float], seed: int = 1) -> lis
     while len(left) > 1:
         total = sum(weight for _, weight in left)
         bounds = list(itertools.accumulate(weight / total for _, weight in left))
-        place = rng.random()
-        chosen = next((i for i, bound in enumerate(bounds) if place < bound), None)
+        point = rng.random()
+        chosen = next((i for i, bound in enumerate(bounds) if point < bound), None)
         if chosen is not None and left[chosen][0]:
             out.append(left[chosen][0].pop(0))
         elif chosen is not None:
@@ -120,12 +120,12 @@ def drawn(items: list[Any], weights: list[float], seed: Any, total: int) -> list
     return groups
 
 
-def build_dealt(source: Source, count: int) -> Any:
+def build_dispatched(source: Source, count: int) -> Any:
     children = source().round_robin_demux(count)
     return children[-1].mux_longest(*children[:-1])
 
 
-def build_dealt_one_by_one(source: Source) -> Any:
+def build_dispatched_one_by_one(source: Source) -> Any:
     first, second, third = source().round_robin_demux(3)
     return third.concat(first, second)
 
@@ -272,13 +272,13 @@ ROWS: list[Row] = [
     ),
     Row(
         "round_robin_demux",
-        build_dealt,
+        build_dispatched,
         lambda xs, count: in_turns(*(xs[i::count] for i in [count - 1, *range(count - 1)])),
         {"count": (st.integers(2, 4), 3)},
     ),
     Row(
         "round_robin_demux_in_order",
-        build_dealt_one_by_one,
+        build_dispatched_one_by_one,
         lambda xs: [*xs[2::3], *xs[0::3], *xs[1::3]],
         grows="it refuses to hold as many items as one child is ahead",
     ),

@@ -13,7 +13,7 @@ Pieces = list[list[int]]
 
 
 def repeated(item: int) -> list[int]:
-    return [10 * item + place for place in range(item % 7)]
+    return [10 * item + index for index in range(item % 7)]
 
 
 def array(item: int) -> Any:
@@ -98,7 +98,7 @@ def _row(pieces: Pieces, most: int, pad: int | None) -> dict[str, list[int]]:
         bounds.append(bounds[-1] + len(piece))
     return {
         "input_ids": [token for piece in pieces for token in piece],
-        "position_ids": [place for piece in pieces for place in range(len(piece))],
+        "position_ids": [index for piece in pieces for index in range(len(piece))],
         "cu_seqlens": bounds,
     }
 

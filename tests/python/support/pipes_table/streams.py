@@ -62,9 +62,9 @@ def as_rar(item: int) -> tuple[str, io.BytesIO]:
 def as_records(item: int) -> tuple[str, io.BytesIO]:
     crc = TFRecordWriter.masked_crc
     framed = []
-    for place in range(item % 3):
+    for index in range(item % 3):
         example = example_pb2.Example()
-        example.features.feature["of"].int64_list.value.extend([item, place])
+        example.features.feature["of"].int64_list.value.extend([item, index])
         data = example.SerializeToString()
         length = struct.pack("<Q", len(data))
         framed += [length, crc(length), data, crc(data)]
@@ -79,7 +79,7 @@ def as_parquet(item: int) -> tuple[str, io.BytesIO]:
 
 
 def as_lines(item: int) -> tuple[str, io.StringIO]:
-    return f"{item}.txt", io.StringIO("".join(f"{item},{place}\n" for place in range(item % 3)))
+    return f"{item}.txt", io.StringIO("".join(f"{item},{index}\n" for index in range(item % 3)))
 
 
 def as_table(item: int) -> tuple[str, io.StringIO]:
@@ -107,8 +107,8 @@ def in_archives(kind: str, items: list[int]) -> list[tuple[str, bytes]]:
     return [(f"{item}.{kind}/{name}", content) for item in items for name, content in members(item).items()]
 
 
-def places(items: list[int]) -> list[tuple[int, int]]:
-    return [(item, place) for item in items for place in range(item % 3)]
+def rows(items: list[int]) -> list[tuple[int, int]]:
+    return [(item, index) for item in items for index in range(item % 3)]
 
 
 def chunks(item: int, size: int) -> list[bytes]:
@@ -139,7 +139,7 @@ ROWS: list[Row] = [
     Row(
         "load_from_tfrecord",
         lambda s: s().map(as_records).load_from_tfrecord().map(plain_record),
-        lambda xs: [[*place] for place in places(xs)],
+        lambda xs: [[*index] for index in rows(xs)],
         length=NO_LENGTH,
     ),
     Row(
@@ -164,19 +164,19 @@ ROWS: list[Row] = [
     Row(
         "readlines",
         lambda s: s().map(as_lines).readlines(),
-        lambda xs: [(f"{x}.txt", f"{x},{place}") for x, place in places(xs)],
+        lambda xs: [(f"{x}.txt", f"{x},{index}") for x, index in rows(xs)],
         length=NO_LENGTH,
     ),
     Row(
         "parse_csv",
         lambda s: s().map(as_table).parse_csv(skip_lines=1, return_path=True),
-        lambda xs: [(f"{x}.txt", [str(x), str(place)]) for x, place in places(xs)],
+        lambda xs: [(f"{x}.txt", [str(x), str(index)]) for x, index in rows(xs)],
         length=NO_LENGTH,
     ),
     Row(
         "parse_csv_as_dict",
         lambda s: s().map(as_table).parse_csv_as_dict(),
-        lambda xs: [{"item": str(x), "place": str(place)} for x, place in places(xs)],
+        lambda xs: [{"item": str(x), "place": str(index)} for x, index in rows(xs)],
         length=NO_LENGTH,
     ),
 ]

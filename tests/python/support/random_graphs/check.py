@@ -18,7 +18,7 @@ from resuming import start
 from torchdata.dataloader2.graph.settings import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes._pipe.graph.traversal import walk
-from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state, standing_still
+from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state, threads_paused
 
 
 class Different(AssertionError):
@@ -47,7 +47,7 @@ class Plain:
         # For every fourth graph without a disk cache, the iterator is deleted before the state is saved.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
-        with standing_still(walk(self.pipe)):  # Paused threads draw no random numbers.
+        with threads_paused(walk(self.pipe)):  # Paused threads draw no random numbers.
             return pickle.dumps((save_state(self.pipe), save_generators()))
 
     def load(self, saved: bytes) -> None:
@@ -107,12 +107,12 @@ def check(
     run.close()
     arguments = (graph, expected, epoch, ended, done, saved, chain, reader)
     if away:
-        elsewhere(__name__, "go_on", *arguments)
+        elsewhere(__name__, "resume", *arguments)
     else:
-        go_on(*arguments)
+        resume(*arguments)
 
 
-def go_on(
+def resume(
     graph: Graph,
     expected: list[list[Any]],
     epoch: int,

@@ -52,7 +52,7 @@ class Graph:
             pipe = torch_stages()["torch_map"](dice, pipe)
         return pipe
 
-    def places(self) -> int:
+    def number_of_shares(self) -> int:
         self.build()
         return self._grown_pipes
 

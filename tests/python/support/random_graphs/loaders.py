@@ -15,7 +15,7 @@ class Loader:
         self.service = dice.choice(services)
         self.workers = dice.choice([1, 2, 2, 4])
         self.sharing = dice.choice(["filter", "dispatch", "dispatch", "replicated"])
-        self.places = sorted({dice.random() for _ in range(dice.choice([1, 1, 1, 2]))})
+        self.drawn = sorted({dice.random() for _ in range(dice.choice([1, 1, 1, 2]))})
         self.arrays = dice.random() < 0.5
         self.keeps = dice.choice([0, 0, 5, 30])
         self.in_main = dice.choice([None, None, 0, 1, 2])
@@ -30,8 +30,8 @@ class Loader:
     def pipe(self) -> Any:
         graph = self.graph
         share = {"filter": self._filtered, "dispatch": self._dispatched}.get(self.sharing)
-        places = graph.places() if share is not None else 0
-        chosen = {int(place * places) for place in self.places[: 1 if self.sharing == "filter" else 2]}
+        shares = graph.number_of_shares() if share is not None else 0
+        chosen = {int(drawn * shares) for drawn in self.drawn[: 1 if self.sharing == "filter" else 2]}
         pipe = graph.build(dict.fromkeys(chosen, share) if share is not None else None)
         if self.arrays:
             pipe = pipe.map(users.array)
@@ -57,7 +57,7 @@ class Loader:
         how = self.service
         if how == "workers":
             how = f"{self.workers} workers, {self.options}, in main: {self.in_main}"
-        more = f"{self.sharing} at {self.places}, arrays: {self.arrays}, keeps {self.keeps}, cadence {self.cadence}"
-        said = f"{self.graph}, {how}, {more}"
+        more = f"{self.sharing} at {self.drawn}, arrays: {self.arrays}, keeps {self.keeps}, cadence {self.cadence}"
+        message = f"{self.graph}, {how}, {more}"
         self.pipe()
-        return f"{said}, all stages: {', '.join(self.graph.names)}"
+        return f"{message}, all stages: {', '.join(self.graph.names)}"

@@ -135,23 +135,23 @@ class ByHand(IterDataPipe):
 
 class SourceByHand(IterDataPipe):
     def __init__(self, size: int) -> None:
-        self.size, self.place, self.begin = size, 0, 0
+        self.size, self.position, self.begin = size, 0, 0
 
     def __iter__(self) -> Iterator[int]:
         begin, self.begin = self.begin, 0  # `iter()` applies the position, before the first item is requested
-        return self.going_on(begin)
+        return self.resumed_from(begin)
 
-    def going_on(self, begin: int) -> Iterator[int]:
-        for place in range(begin, self.size):
-            self.place = place + 1
-            yield place
-        self.place = 0
+    def resumed_from(self, begin: int) -> Iterator[int]:
+        for index in range(begin, self.size):
+            self.position = index + 1
+            yield index
+        self.position = 0
 
     def state_dict(self) -> dict[str, int]:
-        return {"place": self.place}
+        return {"position": self.position}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.place = self.begin = state_dict["place"]
+        self.position = self.begin = state_dict["position"]
 
 
 def small(item: Any) -> int:

@@ -66,7 +66,7 @@ class Graph:
             node = self.mapper(node, in_order=False)
         return node
 
-    def say(self, word: str) -> None:
+    def add_word(self, word: str) -> None:
         self.words.append(word)
 
     def source(self, depth: int) -> BaseNode[Any]:
@@ -77,7 +77,7 @@ class Graph:
         if kind in ("weighted", "round robin"):
             self.kinds |= {"several sources", kind}
             return self.several(kind, depth)
-        self.say(f"{kind}({size})")
+        self.add_word(f"{kind}({size})")
         if kind == "range":
             return IterableWrapper(range(size))
         if kind == "counting":
@@ -97,7 +97,7 @@ class Graph:
         name = self.chance.choice(list(sources.STREAMS))
         self.kinds.add("streams")
         self.counts |= "Counts" in name
-        self.say(name)
+        self.add_word(name)
         return IterableWrapper(sources.STREAMS[name](size))
 
     def pipe(self, kind: str, size: int) -> BaseNode[Any]:
@@ -120,9 +120,9 @@ class Graph:
     def several(self, kind: str, depth: int) -> BaseNode[Any]:
         names = "abc"[: self.chance.randint(1, 3)]
         parts: dict[str, BaseNode[Any]] = {}
-        self.say(kind)
+        self.add_word(kind)
         for name in names:
-            self.say(f"{name}:")
+            self.add_word(f"{name}:")
             parts[name] = self.source(depth + 1)
             for _ in range(self.chance.randint(0, 2)):
                 parts[name] = self.step(parts[name], depth + 1)
@@ -130,7 +130,7 @@ class Graph:
         if self.common:
             criteria.remove(nodes.StopCriteria.CYCLE_FOREVER)  # epochs would never end
         criterion = self.chance.choice(sorted(criteria))
-        self.say(criterion)
+        self.add_word(criterion)
         if kind == "round robin":
             node: BaseNode[Any] = nodes.MultiNodeRoundRobinSampler(parts, criterion)
         else:
@@ -144,7 +144,7 @@ class Graph:
         chance = self.chance
         kinds = ["map", "batch", "rebatch", "prefetch", "prefetch", "parallel", "parallel"]
         kind = chance.choice(kinds + ["filter", "header", "cycle", "pipe and back"] * (not self.common))
-        self.say(kind)
+        self.add_word(kind)
         if kind == "map":
             return Mapper(node, functools.partial(add, 1))
         if kind == "filter":
@@ -169,7 +169,7 @@ class Graph:
 
     def prefetcher(self, node: BaseNode[Any]) -> BaseNode[Any]:
         factor, frequency = self.chance.randint(1, 4), self.frequency()
-        self.say(f"Prefetcher({factor}, snapshot_frequency={frequency})")
+        self.add_word(f"Prefetcher({factor}, snapshot_frequency={frequency})")
         return Prefetcher(node, factor, snapshot_frequency=frequency) if self.threads else node
 
     def mapper(self, node: BaseNode[Any], in_order: bool = True) -> BaseNode[Any]:
@@ -185,7 +185,7 @@ class Graph:
             "snapshot_frequency": self.frequency(),
             "prebatch": chance.choice([None, None, 1, 3]),
         }
-        self.say(f"ParallelMapper({workers}, {options})")
+        self.add_word(f"ParallelMapper({workers}, {options})")
         if not self.threads:
             return Mapper(node, functools.partial(add, 3))
         return ParallelMapper(node, functools.partial(add_at_odds, 3), workers, **options)

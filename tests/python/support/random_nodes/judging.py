@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from beside import Judge, Verdict, Wrong, difference, driver_of, without
+from comparing import Judge, Verdict, Wrong, difference, driver_of, without
 from random_nodes.graphs import CATEGORIES
 from random_nodes.programs import Program, program_of
 
@@ -45,18 +45,18 @@ class NodesJudge(Judge):
         if different := difference(before[-1:], whole[program.stop_epoch : program.stop_epoch + 1], program.in_order):
             raise Wrong(f"while places are saved: {different}")
         count = len(before[-1])
-        for place in sorted({round(share * count) for share in program.resumed}):
+        for position in sorted({round(share * count) for share in program.resumed}):
             self.positions += 1
-            self._resume(program, whole, before[-1], place, folder)
+            self._resume(program, whole, before[-1], position, folder)
 
-    def _resume(self, program: Program, whole: list[Any], items: list[Any], place: int, folder: Path) -> None:
-        over = place == len(items)
-        rest = self._run(program, "resumed", source=folder / str(place), over=over, left=len(items) - place)
+    def _resume(self, program: Program, whole: list[Any], items: list[Any], position: int, folder: Path) -> None:
+        over = position == len(items)
+        rest = self._run(program, "resumed", source=folder / str(position), over=over, left=len(items) - position)
         expected = whole[program.stop_epoch + over :]
         if not over:
-            expected = [without(expected[0], items[:place], program.in_order), *expected[1:]]
+            expected = [without(expected[0], items[:position], program.in_order), *expected[1:]]
         if different := self._different(program, rest, expected, program.stop_epoch + over):
-            raise Wrong(f"behind the state at {place} of {len(items)}: {different}")
+            raise Wrong(f"behind the state at {position} of {len(items)}: {different}")
 
     def _different(self, program: Program, found: list[Any], expected: list[Any], first: int) -> str:
         if not program.in_order and len(found) == len(expected):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from random_nodes.graphs import Graph
 
-BEHIND = 3
+AFTER = 3
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Program:
 
     @property
     def epochs(self) -> int:
-        return self.stop_epoch + 1 + BEHIND
+        return self.stop_epoch + 1 + AFTER
 
     def graph(self, threads: bool = True) -> Graph:
         return Graph(

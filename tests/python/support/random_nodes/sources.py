@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import Sampler
 
-from node_sources import Places
+from node_sources import Positions
 from node_streams import CountsAtOnce, CountsEpochs, Stateless, TakesAgain, TakesOnce
 from torchdata.nodes import BaseNode
 
@@ -67,5 +67,5 @@ class First(BaseNode[Any]):
 
 
 STREAMS: dict[str, Any] = {
-    cls.__name__: cls for cls in (Stateless, Places, TakesOnce, TakesAgain, CountsAtOnce, CountsEpochs)
+    cls.__name__: cls for cls in (Stateless, Positions, TakesOnce, TakesAgain, CountsAtOnce, CountsEpochs)
 }

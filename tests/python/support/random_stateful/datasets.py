@@ -181,7 +181,7 @@ class EpochInIter(Shared, streams.CountsAtOnce):
     pass
 
 
-class EpochAtEnd(Shared, streams.GoesOn):
+class EpochAtEnd(Shared, streams.Resumes):
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "size": [0] * 40}
 
@@ -192,7 +192,7 @@ class StateStays(Shared, streams.TakesAgain):
 
 class ItsOwnIterator(Shared, streams.ItsOwnIterator):
     def __iter__(self) -> Iterator[Any]:
-        self.place = 0
+        self.position = 0
         return self
 
 

@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from beside import Judge, Verdict, Wrong, difference, driver_of, without
-from random_stateful import deaths
+from comparing import Judge, Verdict, Wrong, difference, driver_of, without
+from random_stateful import exits
 from random_stateful.programs import CATEGORIES, Program, program_of
 
 
@@ -16,7 +16,7 @@ class StatefulJudge(Judge):
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="random_stateful")
-        self.folder, self.deaths = self._folder.name, 0
+        self.folder, self.exits = self._folder.name, 0
         super().__init__(*arguments, **more)
 
     def __exit__(self, *error: Any) -> None:
@@ -34,7 +34,7 @@ class StatefulJudge(Judge):
 
     def phase(self, program: Program, phase: str, **more: Any) -> dict[str, Any]:
         found: dict[str, Any] = self.call(phase, "run", seed=program.seed, phase=phase, **more)
-        self.deaths += found["known"].get("deaths", 0)
+        self.exits += found["known"].get("exits", 0)
         return found
 
     def _judge(self, program: Program, verdict: Verdict, found: dict[str, Any], more: dict[str, Any]) -> None:
@@ -67,15 +67,15 @@ class StatefulJudge(Judge):
         if not over:
             given = before[program.stop_epoch][:taken] if taken else []
             expected = [without(expected[0], given, program.in_order), *expected[1:]]
-        if program.is_shared_anew:
+        if program.is_shared_again:
             rest, expected = rest[:1], expected[:1]
         if program.later_batch is not None:
             expected = in_batches(expected, program.later_batch)
         if different := difference(rest, expected, program.in_order):
             raise Wrong(f"behind the state: {different}")
-        compared = 1 if program.is_shared_anew else None
+        compared = 1 if program.is_shared_again else None
         check_skipped(program, resumed["skipped"][:compared], skipped[next_epoch:][:compared])
-        if program.beside_torch and program.has_torch_s_order:
+        if program.compared_with_torch and program.has_torch_s_order:
             theirs = self.phase(program, "torch")["epochs"]
             different = difference(whole, theirs, program.in_order)
             verdict.unlike = different and f"torch's own loader gives others: {different}"
@@ -93,12 +93,12 @@ def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> No
 
 def of_states(verdicts: list[Verdict]) -> list[str]:
     torch = [one for one in verdicts if one.unlike is not None]
-    told = [one.known for one in verdicts if "json" in one.known]
-    sizes = [one["size"] for one in told] or [0]
+    shown = [one.known for one in verdicts if "json" in one.known]
+    sizes = [one["size"] for one in shown] or [0]
     return [
         f"  epochs of torch's loader: {sum(not one.unlike for one in torch)} of {len(torch)}",
-        f"  states that are JSON: {sum(one['json'] for one in told)} of {len(told)},"
-        f" that are alike when asked for twice: {sum(one['alike'] for one in told)},"
+        f"  states that are JSON: {sum(one['json'] for one in shown)} of {len(shown)},"
+        f" that are alike when asked for twice: {sum(one['alike'] for one in shown)},"
         f" bytes in the median: {statistics.median(sizes):.0f}, at most {max(sizes)}",
     ]
 
@@ -106,21 +106,21 @@ def of_states(verdicts: list[Verdict]) -> list[str]:
 DRIVER = driver_of(StatefulJudge, CATEGORIES, of_states)
 
 
-class DeathsJudge(StatefulJudge):
+class ExitsJudge(StatefulJudge):
     def judge(self, seed: int, *_: Any, **__: Any) -> Verdict:
         program = program_of(seed)
-        verdict = Verdict(seed, program.category, program.words(), unknowable=deaths.unknowable(program))
-        before = self.deaths
+        verdict = Verdict(seed, program.category, program.words(), unknowable=exits.unknowable(program))
+        before = self.exits
         try:
-            deaths.check(super(), seed, random.Random(seed).choice(self.start_methods))
+            exits.check(super(), seed, random.Random(seed).choice(self.start_methods))
         except Wrong as wrong:
             verdict.wrong = str(wrong)
-        verdict.known["deaths"] = self.deaths - before
+        verdict.known["exits"] = self.exits - before
         return verdict
 
 
-def of_deaths(verdicts: list[Verdict]) -> list[str]:
-    return [f"  exits of workers: {sum(one.known['deaths'] for one in verdicts)}"]
+def of_exits(verdicts: list[Verdict]) -> list[str]:
+    return [f"  exits of workers: {sum(one.known['exits'] for one in verdicts)}"]
 
 
-DEATHS = driver_of(DeathsJudge, CATEGORIES, of_deaths, phase_limit=240.0)
+EXITS = driver_of(ExitsJudge, CATEGORIES, of_exits, phase_limit=240.0)

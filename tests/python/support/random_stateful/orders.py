@@ -15,7 +15,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from going_on import Walk
+from resumed import Walk
 
 
 class PythonShuffled(Sampler[int]):
@@ -70,7 +70,7 @@ class Epochs(PythonShuffled):
         return iter(order)
 
 
-class Places(Sampler[Any]):
+class Positions(Sampler[Any]):
     def __init__(self, length: int, batch: int | None = None) -> None:
         self.length, self.batch, self.done, self.epoch = length, batch, 0, 0
 
@@ -93,7 +93,7 @@ class Places(Sampler[Any]):
         self.done, self.epoch = state["done"], state["epoch"]
 
 
-class StartsAnew(Places):
+class StartsAgain(Positions):
     """Each iteration begins at the loaded position, or at the start if no state was loaded."""
 
     loaded = False
@@ -172,10 +172,10 @@ SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "user's, own NumPy generator": lambda n, b: {"sampler": OwnNumpy(n)},
     "user's, own Python generator": lambda n, b: {"sampler": OwnPython(n)},
     "user's, counts epochs": lambda n, b: {"sampler": Epochs(n)},
-    "user's, stateful": lambda n, b: {"sampler": Places(n)},
-    "user's, stateful, starts anew": lambda n, b: {"sampler": StartsAnew(n)},
+    "user's, stateful": lambda n, b: {"sampler": Positions(n)},
+    "user's, stateful, starts anew": lambda n, b: {"sampler": StartsAgain(n)},
     "user's, stateful iterator": lambda n, b: {"sampler": IteratorKnows(n)},
-    "user's batches, stateful": lambda n, b: {"batch_sampler": Places(n, b)},
+    "user's batches, stateful": lambda n, b: {"batch_sampler": Positions(n, b)},
 }
 
 #: Samplers that use a global random generator unless the loader has its own generator.
@@ -201,4 +201,4 @@ STATEFUL = {
 }
 
 #: Samplers that continue at their position in the next epoch, instead of starting over, if an epoch was left early.
-GOING_ON = {"RandomSampler, replacement, generator", "user's, stateful", "user's batches, stateful"}
+RESUMING = {"RandomSampler, replacement, generator", "user's, stateful", "user's batches, stateful"}

@@ -12,7 +12,7 @@ SKIPPING = 1_000_000
 SKIPPING_STREAMS = 2_000_000
 #: From this seed on, the resumed run has a different batch size.
 RESIZING = 3_000_000
-BEHIND = 3
+AFTER = 3
 
 CATEGORIES = (
     "map style",
@@ -45,7 +45,7 @@ class Program:
     #: How many random numbers the program draws before its loader, in each training step, and after each epoch.
     draws_before: int = 0
     draws_in_step: int = 0
-    draws_behind_epoch: int = 0
+    draws_after_epoch: int = 0
     draws_more: int = 0
     seeds_epochs: bool = False
     breaks: dict[int, int] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Program:
     way: str = "torch"
     #: Whether the state is loaded and saved by another process before the last process resumes.
     relayed: bool = False
-    beside_torch: bool = False
+    compared_with_torch: bool = False
 
     @property
     def indexed(self) -> bool:
@@ -80,7 +80,7 @@ class Program:
 
     @property
     def epochs(self) -> int:
-        return self.stop_epoch + 1 + BEHIND
+        return self.stop_epoch + 1 + AFTER
 
     @property
     def category(self) -> str:
@@ -102,12 +102,12 @@ class Program:
         return stateless and self.in_order and not self.breaks and self.seeds != "none" and not self.broken
 
     @property
-    def is_shared_anew(self) -> bool:
+    def is_shared_again(self) -> bool:
         return not self.indexed and self.later_workers != self.workers
 
     def later_workers_matter(self, first: int) -> bool:
-        goes_on = self.sampler in orders.GOING_ON and self.later_workers != self.workers
-        return goes_on and any(epoch >= first for epoch in self.breaks)
+        resumes = self.sampler in orders.RESUMING and self.later_workers != self.workers
+        return resumes and any(epoch >= first for epoch in self.breaks)
 
     def unknowable(self, over: bool) -> str:
         """Returns the reason why a loader cannot resume this program exactly, or "" if it can."""
@@ -119,9 +119,9 @@ class Program:
             return "the sampler counts its epochs and tells no state"
         if self.dataset in ("Counting", "Noisy", "NoisyCounting", "OwnNoiseKept") and not self.in_order:
             return "out of order, time decides which worker reads a sample"
-        if (over or self.stop_at == "before") and self.is_shared_anew:
+        if (over or self.stop_at == "before") and self.is_shared_again:
             return "the dataset is shared out among another number of workers from the next epoch on"
-        if over and self.draws_behind_epoch and (self.free_order or self.noisy) and not self.seeds_epochs:
+        if over and self.draws_after_epoch and (self.free_order or self.noisy) and not self.seeds_epochs:
             return "only the run that was not stopped draws from the global generators before its next epoch"
         if len(self.breaks) > 1 and self.later_workers_matter(self.stop_epoch + over):
             return "no run has left one epoch with few workers and another one with more"
@@ -142,7 +142,7 @@ class Program:
         parts.append(f"workers={self.workers}" + (f" then {self.later_workers}" * (self.later_workers != self.workers)))
         parts += [f"{name}={value}" for name, value in self.options.items()]
         parts.append(f"seeds: {self.seeds}" + ", anew in each epoch" * self.seeds_epochs)
-        for name in ("draws_before", "draws_in_step", "draws_behind_epoch", "draws_more"):
+        for name in ("draws_before", "draws_in_step", "draws_after_epoch", "draws_more"):
             if getattr(self, name):
                 parts.append(f"{name}={getattr(self, name)}")
         parts += [f"break in epoch {epoch} after {count}" for epoch, count in self.breaks.items()]
@@ -208,7 +208,7 @@ def choose_habits(program: Program, chance: random.Random) -> None:
     if chance.random() < 0.5:
         program.draws_before = chance.randrange(4)
         program.draws_in_step = chance.choice([0, 0, 1, 2])
-        program.draws_behind_epoch = chance.choice([0, 0, 0, 3])
+        program.draws_after_epoch = chance.choice([0, 0, 0, 3])
         program.draws_more = chance.choice([0, 0, 2])
     program.seeds_epochs = chance.random() < 0.08
 
@@ -242,7 +242,7 @@ def choose_size(program: Program, chance: random.Random) -> None:
         program.sampler = "shuffle"
     program.length = max(program.length, 1)
     program.batch_size, program.later_batch = chance.choice([1, 2, 3, 5]), chance.choice([1, 2, 3, 4, 7])
-    program.draws_in_step, program.beside_torch = 0, False
+    program.draws_in_step, program.compared_with_torch = 0, False
     for name in ("drop_last", "in_order"):
         program.options.pop(name, None)
     program.breaks = {epoch: count for epoch, count in program.breaks.items() if epoch < program.stop_epoch}
@@ -251,7 +251,7 @@ def choose_size(program: Program, chance: random.Random) -> None:
 def choose_way(program: Program, chance: random.Random) -> None:
     program.way = chance.choice(["json", "torch", "torch", "pickle"])
     program.relayed = chance.random() < 0.12
-    program.beside_torch = chance.random() < 0.3
+    program.compared_with_torch = chance.random() < 0.3
     stateless = program.dataset in ("Indexed", "AtOnce")
     if stateless and program.workers and chance.random() < 0.2:
         program.later_workers = chance.choice([1, 2, 3, 4])

@@ -13,7 +13,7 @@ import numpy
 import torch
 
 from random_stateful import datasets, orders
-from random_stateful.deaths import HANGS_AFTER, Deaths
+from random_stateful.exits import HANGS_AFTER, Exits
 from random_stateful.programs import Program, program_of
 
 
@@ -96,12 +96,12 @@ class Run:
         source: str | None = None,
         target: str | None = None,
         first: int = 0,
-        deaths: int | None = None,
+        exits: int | None = None,
         method: str = "fork",
         workers: int | None = None,
     ) -> None:
         self.program, self.phase, self.batches, self.first = program, phase, batches, first
-        self.method, self.deaths = method, None if deaths is None else Deaths(deaths)
+        self.method, self.exits = method, None if exits is None else Exits(exits)
         self.source, self.target = source, target
         self.resumed = phase in ("relay", "resume")
         self.workers = workers
@@ -124,7 +124,7 @@ class Run:
                 options.pop(name, None)
         else:
             options["multiprocessing_context"] = self.method
-            if self.deaths is not None:
+            if self.exits is not None:
                 options |= {"on_worker_exit": "restart", "on_timeout": "restart", "timeout": HANGS_AFTER}
         if self.phase == "torch":
             options.pop("snapshot_every_n_steps", None)
@@ -137,8 +137,8 @@ class Run:
             options.setdefault("generator", orders.seeded(21))
         dataset = datasets.BY_NAME[program.dataset](program.length, program.draws)
         dataset.slow, dataset.uneven = program.slow, not program.in_order
-        if self.deaths is not None and workers:
-            dataset.hanging = self.deaths.hanging()
+        if self.exits is not None and workers:
+            dataset.hanging = self.exits.hanging()
         if program.broken:
             dataset.broken = frozenset(program.broken)
             options["on_error"] = "skip"
@@ -149,9 +149,9 @@ class Run:
             self.train()
         finally:
             gc.collect()
-        if self.deaths is not None:
-            self.deaths.close()
-        self.known["deaths"] = 0 if self.deaths is None else self.deaths.count
+        if self.exits is not None:
+            self.exits.close()
+        self.known["exits"] = 0 if self.exits is None else self.exits.count
         return {"epochs": self.epochs, "known": self.known, "skipped": self.skipped}
 
     def train(self) -> None:
@@ -173,7 +173,7 @@ class Run:
         for epoch in range(self.first, program.epochs):
             if self.epoch(loader, epoch):
                 return
-            draw(program.draws_behind_epoch)
+            draw(program.draws_after_epoch)
 
     def save(self, loader: Any) -> None:
         assert self.target is not None
@@ -195,8 +195,8 @@ class Run:
         self.epochs.append(batches)
         iterator = iter(loader)
         while True:
-            if self.deaths is not None:
-                self.deaths.may_come(loader, epoch)
+            if self.exits is not None:
+                self.exits.may_come(loader, epoch)
             if stops and stop_after == len(batches):
                 stops = False
                 if self.stop(loader, taken=len(batches), over=False):
@@ -219,6 +219,6 @@ class Run:
         """Saves a state, and returns whether the program has seeds, so that later runs yield the same items."""
         self.save(loader)
         self.known.update(taken=taken, over=over)
-        if self.deaths is not None:
-            self.deaths.stop()
+        if self.exits is not None:
+            self.exits.stop()
         return self.program.seeds != "none"

@@ -51,10 +51,10 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epochs: bool = False) -> str:
     if saved == found:
         return ""
-    for place, (other, mine) in enumerate(zip_longest(saved, found), 1):
+    for index, (other, mine) in enumerate(zip_longest(saved, found), 1):
         if other == mine:
             continue
-        where = f"pipe {place} (counted from the source)"
+        where = f"pipe {index} (counted from the source)"
         if other is None or mine is None or other["class"] != mine["class"]:
             names = [short_name(one) if one else "none" for one in (other, mine)]
             return f"{where} is {names[0]} in the state and {names[1]} in {here}"
@@ -123,8 +123,8 @@ def _parameters(pipe: Any, begun: bool) -> dict[str, str]:
     own = kind.__module__.partition(".")[0] == "torchdata"
     iterating = {state.key for state in getattr(kind, "_declared", ())} if begun else ()
     found = {}
-    for name, places in _arguments_of(kind):
-        value = next((attributes[place] for place in places if place in attributes), pipe)
+    for name, keys in _arguments_of(kind):
+        value = next((attributes[key] for key in keys if key in attributes), pipe)
         if _holds_pipes(value) or name in iterating or (begun and not own and not inspect.isroutine(value)):
             continue
         found[name] = _without_secrets(name, value)[:_LONGEST]

@@ -16,16 +16,16 @@ from torchdata.datapipes._pipe.graph.traversal import walk
 class Graph:
     """The pipes of a graph. `pipes` contains each pipe once, and sources before their readers."""
 
-    __slots__ = ("_places", "_sources", "end", "pipes")
+    __slots__ = ("_indices", "_sources", "end", "pipes")
 
     def __init__(self, end: Any, known: dict[int, list[Any]] | None = None) -> None:
         self.end = end
         self._sources: dict[int, list[Any]] = {} if known is None else known
         self.pipes: list[Any] = walk(end, self._sources)
-        self._places = {id(pipe): place for place, pipe in enumerate(self.pipes)}
+        self._indices = {id(pipe): index for index, pipe in enumerate(self.pipes)}
 
     def __contains__(self, pipe: Any) -> bool:
-        return id(pipe) in self._places
+        return id(pipe) in self._indices
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.pipes)
@@ -37,7 +37,7 @@ class Graph:
         return f"<Graph of {', '.join(type(pipe).__name__ for pipe in self.pipes)}>"
 
     def index(self, pipe: Any) -> int:
-        return self._places[id(pipe)]
+        return self._indices[id(pipe)]
 
     def sources(self, pipe: Any) -> list[Any]:
         return self._sources[id(pipe)]

@@ -76,13 +76,13 @@ def _is_pipe_class(kind: type) -> bool:
 
 
 @lru_cache(maxsize=1024)  # snapshots search graphs often, and the attributes of a pipe usually keep their types
-def _places(kinds: tuple[type, ...]) -> list[int]:
-    return [place for place, kind in enumerate(kinds) if _role(kind)]
+def _indices(kinds: tuple[type, ...]) -> list[int]:
+    return [index for index, kind in enumerate(kinds) if _role(kind)]
 
 
 def _forget_roles() -> None:
     _role.cache_clear()
-    _places.cache_clear()
+    _indices.cache_clear()
 
 
 def _clear_roles() -> None:
@@ -168,8 +168,8 @@ def sources_of(datapipe: Any) -> list[Any]:
     found: dict[int, Any] = {}
     skipped = getattr(type(datapipe), "item_attributes", ())
     attributes = list(vars(datapipe).items())
-    for place in _places(tuple([type(value) for _, value in attributes])):
-        name, value = attributes[place]
+    for index in _indices(tuple([type(value) for _, value in attributes])):
+        name, value = attributes[index]
         for source in pipes_in(value) if name not in skipped else ():
             if source is not datapipe:
                 found.setdefault(id(source), source)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes._pipe.state.iteration import entry_anew, load_entry
+from torchdata.datapipes._pipe.state.iteration import initial_entry, load_entry
 from torchdata.datapipes._pipe.state.record import passed
 
 
@@ -19,7 +19,7 @@ class AfterEnd(Iterator[Any]):
     def __init__(self, datapipe: Any, begin: Callable[[], Iterator[Any]]) -> None:
         self._datapipe = datapipe
         self._begin: Callable[[], Iterator[Any]] | None = begin
-        self._sources = [(pipe, entry_anew(pipe)) for pipe in Graph(datapipe) if pipe is not datapipe]
+        self._sources = [(pipe, initial_entry(pipe)) for pipe in Graph(datapipe) if pipe is not datapipe]
         self._iterator = begin()
 
     def __next__(self) -> Any:

@@ -85,7 +85,7 @@ class Halt:
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
-    def stand(self) -> None:
+    def pause(self) -> None:
         """If the calling thread has read the number of items in `ahead`, pauses the thread until `release` is called.
 
         A paused thread also continues if the consumer waits for an item, which happens only if the replay yields other

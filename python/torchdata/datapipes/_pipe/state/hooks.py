@@ -50,7 +50,7 @@ class PipeHooks:
         """
         return None
 
-    def _goes_on_alone(self) -> bool:
+    def _resumes_alone(self) -> bool:
         """Returns whether a pipe that has not read this pipe yet, such as a child of a `fork`, may begin to read this
         pipe's running iteration."""
         return False
@@ -70,7 +70,7 @@ class PipeHooks:
 
     # -- threads -----------------------------------------------------------------------------------
 
-    def standing_still(self, patience: float | None = None) -> AbstractContextManager[None]:
+    def threads_paused(self, patience: float | None = None) -> AbstractContextManager[None]:
         """Returns a context that pauses the pipe's threads, so that they do not read the sources of the pipe. Raises
         TimeoutError if a thread computes an item for more than `patience` seconds, or the pipe's own limit."""
         return nullcontext()

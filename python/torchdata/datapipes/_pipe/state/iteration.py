@@ -113,7 +113,7 @@ def _set_attributes(pipe: Any, state: dict[str, Any]) -> None:
             setattr(pipe, name, value)
 
 
-def entry_anew(pipe: Any) -> PipeEntry:
+def initial_entry(pipe: Any) -> PipeEntry:
     """Returns the `PipeEntry` for a new iteration of the pipe, which includes the seed."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
@@ -292,7 +292,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
         record.follows_end = _follows_end(datapipe)
     number, resumed = token.begin()
     record.stamp = _tick()
-    record.goes_on = resumed
+    record.is_resumed = resumed
     if not resumed:
         record.skipped = {}
     if lacks_reset and resumed and loaded is not None and loaded.state is not None:
@@ -393,12 +393,12 @@ def _covers(kind: type) -> bool:
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
-    says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
-    says = min(says, depth_of(kind, "iteration_state"))
-    while says < len(classes) and not issubclass(classes[says], iter_base()):
+    first_class = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
+    first_class = min(first_class, depth_of(kind, "iteration_state"))
+    while first_class < len(classes) and not issubclass(classes[first_class], iter_base()):
         # If a mixin declares the state, the class that derives from the mixin is regarded as the declaring class.
-        says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
-    return says < len(classes) and says <= depth_of(kind, "__iter__")
+        first_class = min(i for i, cls in enumerate(classes) if classes[first_class] in cls.__bases__)
+    return first_class < len(classes) and first_class <= depth_of(kind, "__iter__")
 
 
 def is_torchs(datapipe: Any) -> bool:

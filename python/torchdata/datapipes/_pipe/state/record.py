@@ -86,7 +86,7 @@ class PassRecord:
     #: Names of pipes that were added to the graph since its first iteration. A graph with added pipes cannot save its
     #: state.
     grown: list[str] = field(default_factory=list)
-    goes_on: bool = False
+    is_resumed: bool = False
     claim: Any = None
     #: For an `on_error` pipe, which skips exceptions of earlier pipes: weak references to these earlier pipes.
     claimed: list[Any] = field(default_factory=list)

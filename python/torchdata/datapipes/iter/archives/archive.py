@@ -183,11 +183,11 @@ class Archive:
         #: The placeholder that an unpickled archive uses to reopen its stream, even if the stream was closed before
         #: pickling. The value is None for an in-memory file, which cannot be reopened.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
-        stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
-        self._stand_in = stand_in if stand_in is not source else None
+        placeholder = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
+        self._placeholder = placeholder if placeholder is not source else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        source = self._stand_in or detached(self.source, self.start)
+        source = self._placeholder or detached(self.source, self.start)
         return type(self), (self.path, source, self.start, *self._settings())
 
     def _settings(self) -> tuple[Any, ...]:
@@ -198,8 +198,8 @@ class Archive:
         raise NotImplementedError
 
     def explained(self, name: str, error: Exception) -> Exception:
-        told = self.error_of(f"{name!r} of {shown(self.path)}", error)
-        return name_item(told, path_in(folder_of(self.path), name))
+        explained = self.error_of(f"{name!r} of {shown(self.path)}", error)
+        return name_item(explained, path_in(folder_of(self.path), name))
 
     @property
     def parent(self) -> StreamWrapper | None:
@@ -294,14 +294,14 @@ class ArchiveLoader(LimitedFiles, HoldsStream[tuple[str, StreamWrapper]]):
 
     _archive: Any = state(saved=False)
 
-    def _place_of(self, archive: Any) -> Any:
+    def _point_of(self, archive: Any) -> Any:
         raise NotImplementedError
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         archive = self._archive
         if archive is None or archive.source is not stream:  # the archive could not be opened
-            return detached(stream), self._place
-        return detached(stream, archive.start), self._place_of(archive)
+            return detached(stream), self._point
+        return detached(stream, archive.start), self._point_of(archive)
 
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
@@ -337,15 +337,15 @@ class IndexedLoader(ArchiveLoader):
     def _check(self, entry: Any) -> None:
         refuse_bomb(entry.file_size, entry.compress_size, self.max_ratio)
 
-    def _place_of(self, archive: IndexedArchive) -> int:
+    def _point_of(self, archive: IndexedArchive) -> int:
         return archive.next
 
-    def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
+    def _read(self, path: str, stream: Any, point: Any) -> Iterator[tuple[str, StreamWrapper]]:
         refuse_text(self, path, stream)
         try:
             archive = self._opens(path, stream)
             entries, parent, folder = archive.entries(), archive.parent, folder_of(path)
-            archive.next = place or 0
+            archive.next = point or 0
             self._archive = archive  # the attribute is set once the archive is open and positioned
             size = compressed = 0  # the sums over all members up to the current member
             for index, entry in enumerate(entries):

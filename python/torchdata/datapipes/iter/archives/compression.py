@@ -125,10 +125,10 @@ class _Recipe:
         return open_zip(file_obj, self.path, _OpenZip)
 
     def with_placeholder(self, source: Any, start: int | None) -> _Recipe | None:
-        stand_in = detached(source, start)
-        if stand_in is source:
+        placeholder = detached(source, start)
+        if placeholder is source:
             return None
-        return _Recipe(self.kind, self.path, self.pipe, self.max_ratio, stand_in)
+        return _Recipe(self.kind, self.path, self.pipe, self.max_ratio, placeholder)
 
     def explained(self, name: str, error: Exception) -> Exception:
         what = f"{shown(self.path)} in {self.pipe}"

@@ -146,23 +146,23 @@ class _Header(tarfile.TarInfo):
         stream = tarfile_.fileobj
         if isinstance(stream, _HeaderBytes):
             return super().fromtarfile(tarfile_)
-        headers, place = _HeaderBytes(stream), tarfile_.offset
+        headers, offset = _HeaderBytes(stream), tarfile_.offset
         tarfile_.fileobj = headers
         try:
             info = super().fromtarfile(tarfile_)
-            if info.size < 0 or not place < tarfile_.offset <= _LAST_OFFSET:  # the next header must come later
+            if info.size < 0 or not offset < tarfile_.offset <= _LAST_OFFSET:  # the next header must come later
                 raise ValueError(f"its member has {info.size} bytes")
             return info
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
-            if not place:
+            if not offset:
                 raise
-            raise tarfile.ReadError(f"{error} at byte {place}") from error
+            raise tarfile.ReadError(f"{error} at byte {offset}") from error
         except _HEADER_ERRORS as error:
-            tarfile_.offset = place  # where the header begins, not what it claims
+            tarfile_.offset = offset  # where the header begins, not what it claims
             if headers.failed:
                 raise
-            said = str(error)[:_LONGEST_EXCERPT] or type(error).__name__
-            raise tarfile.ReadError(f"damaged header at byte {place}: {said}") from error
+            message = str(error)[:_LONGEST_EXCERPT] or type(error).__name__
+            raise tarfile.ReadError(f"damaged header at byte {offset}: {message}") from error
         finally:
             tarfile_.fileobj = stream
 
@@ -314,7 +314,7 @@ class _TarArchive(Archive):
         return self.tar.fileobj is bare(self.source)
 
     @property
-    def place(self) -> int | None:
+    def offset(self) -> int | None:
         """The offset of the next member's header in the stream; None if it is unknown."""
         offset = self.tar.offset
         return offset + self._base if offset and self._base is not None else None
@@ -350,12 +350,12 @@ class _TarArchive(Archive):
         tar: Any = self.tar
         if isinstance(key, tuple):
             return io.BufferedReader(_TarMember(self, tar.fileobj, *key))
-        place = tar.offset, tar.firstmember
+        position = tar.offset, tar.firstmember
         try:
             tar.offset, tar.firstmember = key, None
             return io.BufferedReader(_SparseMember(self, tar.next()))
         finally:
-            tar.offset, tar.firstmember = place
+            tar.offset, tar.firstmember = position
             tar.members = []
 
     def next_file(self) -> tuple[str, Any] | None:
@@ -500,28 +500,28 @@ class TarArchiveLoader(ArchiveLoader):
         super().__init__(datapipe, length, max_ratio=max_ratio)
         self.mode = mode
 
-    def _place_of(self, archive: _TarArchive) -> tuple[Any, ...]:
+    def _point_of(self, archive: _TarArchive) -> tuple[Any, ...]:
         return archive.tar.offset, dict(archive.tar.pax_headers)
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
-        stand_in, place = super()._bookmark(path, stream)
+        placeholder, point = super()._bookmark(path, stream)
         archive = self._archive
-        if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
+        if archive is not None and archive.source is stream is not placeholder and archive.offset is not None:
             # The reopened stream starts just before the next member, so that a store does not send the members before
             # it.
-            return detached(stream, archive.place - BEFORE), (*place, archive.start)
-        return stand_in, place
+            return detached(stream, archive.offset - BEFORE), (*point, archive.start)
+        return placeholder, point
 
-    def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, StreamWrapper]]:
+    def _read(self, path: str, stream: Any, point: Any) -> Iterator[tuple[str, StreamWrapper]]:
         refuse_text(self, path, stream)
-        offset, headers, *start = place or (None, None)
+        offset, headers, *start = point or (None, None)
         try:
             if start:
                 archive = _TarArchive(path, stream, start[0], self.mode, self.max_ratio, offset)
             else:  # decompression must start from the beginning of the archive
                 archive = _TarArchive(path, stream, None, self.mode, self.max_ratio)
             tar: Any = archive.tar
-            if place is not None:
+            if point is not None:
                 tar.firstmember = None
                 tar.offset, tar.pax_headers = offset, headers
             self._archive = archive  # the attribute is set once the archive is open and positioned

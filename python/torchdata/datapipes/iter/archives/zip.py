@@ -66,11 +66,11 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
         if isinstance(cause, OSError) and cause.errno is not None:  # reading the archive's stream failed
             raise cause
         raise
-    _check_places(archive)
+    _check_offsets(archive)
     return archive
 
 
-def _check_places(archive: zipfile.ZipFile) -> None:
+def _check_offsets(archive: zipfile.ZipFile) -> None:
     """Refuses archives with overlapping members, because such an archive could contain many large files in few
     bytes."""
     end: int = archive.start_dir

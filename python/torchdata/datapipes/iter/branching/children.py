@@ -125,7 +125,7 @@ class Main(SharedMain):
             del lasting["joined"]  # the round is finished, so the next round interrupts no child
         return lasting
 
-    def _goes_on_alone(self) -> bool:
+    def _resumes_alone(self) -> bool:
         # If a child has not joined the current round, it may join later and read the items that are buffered for it.
         return 0 < len(self._joined) < self.num_instances
 
@@ -135,7 +135,7 @@ class Main(SharedMain):
         self.reset()
 
 
-class DealMain(Main):
+class DistributingMain(Main):
     """A main pipe that gives each item to one child. While one child is read, items of other children are buffered."""
 
     _buffers: list[deque[Any]] = queues()

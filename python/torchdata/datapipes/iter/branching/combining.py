@@ -266,10 +266,10 @@ class SampleMultiplexer(Seeded, IterDataPipe[Any]):
     def _chosen(self, iterators: list[Iterator[Any]]) -> Iterator[Any]:
         draw, shares = self._rng.random, self._shares()
         while len(shares) > 1:
-            place, passed = draw(), 0.0
+            point, passed = draw(), 0.0
             for number, share in shares:
                 passed += share
-                if place < passed:
+                if point < passed:
                     for item in iterators[number]:
                         yield item
                         break

@@ -18,7 +18,7 @@ from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe, T
-from torchdata.datapipes.iter.branching.children import DealMain, Main, queues
+from torchdata.datapipes.iter.branching.children import DistributingMain, Main, queues
 
 __all__ = ["Demultiplexer", "Forker", "RoundRobinDemultiplexer", "UnZipper"]
 
@@ -169,7 +169,7 @@ class UnZipper(IterDataPipe[Any]):
         return _UnzipMain(source_datapipe, columns, buffer_size).children()
 
 
-class _DemuxMain(DealMain):
+class _DemuxMain(DistributingMain):
     name = "demux"
     drawn_as = "Demultiplexer"
 
@@ -240,7 +240,7 @@ class Demultiplexer(IterDataPipe[Any]):
         return _DemuxMain(datapipe, num_instances, classifier_fn, drop_none, buffer_size).children()
 
 
-class _RoundRobinMain(DealMain):
+class _RoundRobinMain(DistributingMain):
     name = "round_robin_demux"
     drawn_as = "RoundRobinDemultiplexer"
     _turn: int = state(0)

@@ -8,7 +8,7 @@ from collections import deque
 from typing import Any, Literal
 
 from torchdata.datapipes.iter.disk_cache.locks import Lock
-from torchdata.datapipes.iter.streams.atomic_files import create_anew, temporary_name
+from torchdata.datapipes.iter.streams.atomic_files import create_new, temporary_name
 
 #: "ready": all files exist; "missing": this process creates the files; "pending": another process may create the files.
 Kind = Literal["ready", "missing", "pending"]
@@ -50,7 +50,7 @@ class Record:
         folder = os.path.abspath(self.paths[0])
         if member.startswith(os.path.join(folder, "")):
             os.makedirs(os.path.dirname(folder), exist_ok=True)
-            create_anew(mark_of(self.paths[0])).close()
+            create_new(mark_of(self.paths[0])).close()
 
     def unmark(self) -> None:
         with contextlib.suppress(FileNotFoundError):

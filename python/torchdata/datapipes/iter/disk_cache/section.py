@@ -173,7 +173,7 @@ class Section:
                 # released now.
                 head.release()
                 if self.in_flight:
-                    locks.pause(id(self), self._release_flying)
+                    locks.pause(id(self), self._release_unwritten)
                 return head.ready.popleft()
             if head.kind == "ready":
                 queue.popleft()
@@ -275,8 +275,8 @@ class Section:
         """Writes a list of the record's files with paths that `filepath_fn` did not return, so that all processes find
         these files."""
         folder = self._folder_for(record.paths[0])
-        lies_within = FolderSearch(folder)  # a missing file is detected later
-        outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)
+        is_within = FolderSearch(folder)  # a missing file is detected later
+        outside = next((path for path in record.members if not is_within(path) and os.path.lexists(path)), None)
         if outside is None:
             listed = record.paths[0] + LIST_SUFFIX
             with self.writing(listed, None) as alone:
@@ -309,7 +309,7 @@ class Section:
                     record.release()
                 self._missing.clear()
 
-    def _release_flying(self) -> None:
+    def _release_unwritten(self) -> None:
         for record in (*self._in_pipes, *self._missing):
             record.release()
 
@@ -324,10 +324,10 @@ class Section:
 
     def dump(self) -> dict[str, Any]:
         in_pipes, queue = list(self._in_pipes), list(self._queue)  # in this order: a thread may append to both
-        places = {record: place for place, record in enumerate(queue)}
+        indices = {record: index for index, record in enumerate(queue)}
         return {
             "queue": [record.dump() for record in queue],
-            "flying": [places[record] for record in in_pipes],
+            "flying": [indices[record] for record in in_pipes],
             "seen": (self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread),
             "ended": (self.ended, self._ended_early, self.chain_ended, self._input_has_paused),
         }
@@ -336,7 +336,7 @@ class Section:
         """Restores a saved state. For each item that no pipe has begun to process, checks again whether the item's
         files exist."""
         queue = [Record.restored(record) for record in dumped["queue"]]
-        self._queue, self._in_pipes = deque(queue), [queue[place] for place in dumped["flying"]]
+        self._queue, self._in_pipes = deque(queue), [queue[index] for index in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]
         self.ended, self._ended_early, self.chain_ended, self._input_has_paused = dumped["ended"]
         for record in set(queue).difference(self._in_pipes):

@@ -135,7 +135,7 @@ class Collator(Mapper[T_co]):
             collate_fn = partial(default_collate, to=to)
         elif collate_fn is None:
             if conversion is default_collate and "torch" in sys.modules:
-                _say_that_tensors_come()
+                _log_tensors()
             if callable(conversion):
                 collate_fn = conversion
             else:
@@ -147,7 +147,7 @@ class Collator(Mapper[T_co]):
 
 
 @cache
-def _say_that_tensors_come() -> None:
+def _log_tensors() -> None:
     """Logs that batches become tensors, because users may not expect this if another library has imported PyTorch."""
     import logging
 

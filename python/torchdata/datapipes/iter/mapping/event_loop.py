@@ -67,10 +67,10 @@ class EventLoop:
         self._task = asyncio.current_task()
         if self._cancelled:  # the batch was canceled before the task existed
             raise asyncio.CancelledError
-        places = asyncio.Semaphore(self._max_concurrency)
+        slots = asyncio.Semaphore(self._max_concurrency)
 
         async def call(item: Any) -> Any:
-            async with places:
+            async with slots:
                 return await function(item)
 
         tasks = [asyncio.ensure_future(call(item)) for item in items]

@@ -94,10 +94,10 @@ class OnError(IterDataPipe[T_co]):
     def _end(self) -> Iterator[Any]:
         """Warns about the skipped items at the end of the iteration. Yields no items."""
         skipped = skipping.skipped_of(self)
-        if (told := skipping.limit_error(self, at_the_end=True)) is not None:
-            raise told
+        if (failure := skipping.limit_error(self, at_the_end=True)) is not None:
+            raise failure
         skipping.release(self)
         if skipping.worker is None:
-            skipping.tell(skipped)
+            skipping.report(skipped)
         return
         yield

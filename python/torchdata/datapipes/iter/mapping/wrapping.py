@@ -169,10 +169,10 @@ class IterableWrapper(IterDataPipe[T_co]):
         source, stream = self._source(), self._stateful
         if stream is None or not stream.reads(source):
             stream = self._stateful = StatefulStream(source)
-        goes_on = record_of(self).goes_on
-        if loaded is not None and (goes_on or source is self.iterable):  # a new copy begins from the start
-            rest: Iterator[T_co] = stream.go_to(loaded)
-            if goes_on:
+        is_resumed = record_of(self).is_resumed
+        if loaded is not None and (is_resumed or source is self.iterable):  # a new copy begins from the start
+            rest: Iterator[T_co] = stream.resume_at(loaded)
+            if is_resumed:
                 return rest
         return stream.begin()
 
@@ -191,13 +191,13 @@ class IterableWrapper(IterDataPipe[T_co]):
         if self._has_warned or is_worker or isinstance(self.iterable, Sized):
             return
         self._has_warned = True
-        said = f"{self._name()} has yielded nothing in this epoch"
+        message = f"{self._name()} has yielded nothing in this epoch"
         if self._is_used_up:
-            said = (
+            message = (
                 f"{self._name()} is a one-shot iterator, which an earlier epoch has exhausted; give a list, or a "
                 "generator function, which is called again in each epoch"
             )
-        warn_outside(f"{said}.")
+        warn_outside(f"{message}.")
 
     def _source(self) -> Any:
         source = self.iterable

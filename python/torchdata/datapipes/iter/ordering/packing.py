@@ -142,7 +142,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         while True:
             while waiting:
                 piece = waiting.popleft()
-                if (full := self._placed(piece, _size(piece))) is not None:
+                if (full := self._assigned(piece, _size(piece))) is not None:
                     yield self._row(*full)
             for item in source:
                 kind = kinds.get(type(item))
@@ -208,7 +208,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
             )
         return piece
 
-    def _placed(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
+    def _assigned(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
         """Adds a piece to a row. If a row is full, or there are too many incomplete rows, returns the row to yield
         next; otherwise None."""
         for row in self._rows:
@@ -285,9 +285,9 @@ class _Lists:
         return [*chain.from_iterable(parts), *([padding] * added)]
 
     @staticmethod
-    def put(values: Any, places: list[int], value: Any) -> None:
-        for place in places:
-            values[place] = value
+    def put(values: Any, indices: list[int], value: Any) -> None:
+        for index in indices:
+            values[index] = value
 
     @staticmethod
     def counted(sizes: list[int]) -> Any:
@@ -310,8 +310,8 @@ class _Arrays(_Lists):
         return np.concatenate([*parts, np.full(added, padding, parts[0].dtype)] if added else parts)
 
     @staticmethod
-    def put(values: Any, places: list[int], value: Any) -> None:
-        values[places] = value
+    def put(values: Any, indices: list[int], value: Any) -> None:
+        values[indices] = value
 
     @staticmethod
     def counted(sizes: list[int]) -> Any:

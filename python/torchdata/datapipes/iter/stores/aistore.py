@@ -170,11 +170,11 @@ class _AISObject(RemoteFile[_AISRecipe]):
 
     def _opened(self, recipe: _AISRecipe) -> _AISRecipe:
         headers = self._ask(recipe, 0)
-        told = headers.get("Content-Length", "")
-        if not told.isdecimal() or len(told) > _LONGEST_NUMBER:
+        length = headers.get("Content-Length", "")
+        if not length.isdecimal() or len(length) > _LONGEST_NUMBER:
             self.drop_answer()
-            raise OSError(f"{recipe.cluster.pipe} cannot read {self.name!r}: its Content-Length is {told[:50]!r}")
-        return replace(recipe, version=(headers.get(_VERSION, ""), int(told)))
+            raise OSError(f"{recipe.cluster.pipe} cannot read {self.name!r}: its Content-Length is {length[:50]!r}")
+        return replace(recipe, version=(headers.get(_VERSION, ""), int(length)))
 
     def drop_answer(self) -> None:
         answer, self._answer = self._answer, None
@@ -217,8 +217,8 @@ class _AISObject(RemoteFile[_AISRecipe]):
         return len(found)
 
     def _broken(self, reason: str) -> OSError:
-        pipe, place = self._recipe.cluster.pipe, f"byte {self._position} of {self.size}"
-        return OSError(f"{pipe} cannot read {shown(self.name)} beyond {place}: {reason}")
+        pipe, location = self._recipe.cluster.pipe, f"byte {self._position} of {self.size}"
+        return OSError(f"{pipe} cannot read {shown(self.name)} beyond {location}: {reason}")
 
 
 @functional_datapipe("load_files_by_ais")

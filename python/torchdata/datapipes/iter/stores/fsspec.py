@@ -133,8 +133,8 @@ class _FSSpecRecipe:
         return file
 
     def _check_version(self, details: Any) -> None:
-        told = details if isinstance(details, dict) else {}
-        found = {tag: str(told[tag]) for tag in _TAGS if told.get(tag) is not None}
+        known = details if isinstance(details, dict) else {}
+        found = {tag: str(known[tag]) for tag in _TAGS if known.get(tag) is not None}
         self.version = found if self.version is None else self.version
         tag = next((tag for tag in _TAGS if tag in found and tag in self.version), None)
         if tag is not None and found[tag] != self.version[tag]:

@@ -95,8 +95,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
     def state_dict(self) -> dict[str, Any]:
         if self._data is None:
             return self._loaded or {"rows": 0, "place": None}
-        place = self._data.state_dict() if _is_streamed(self._data) else None
-        return {"rows": token_of(self).yielded, "place": place}
+        position = self._data.state_dict() if _is_streamed(self._data) else None
+        return {"rows": token_of(self).yielded, "place": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._load_declared({"loaded": state_dict})

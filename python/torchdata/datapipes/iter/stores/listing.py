@@ -52,8 +52,8 @@ class ListsRoots(IterDataPipe[str]):
             yield from self._names(root)
 
     def _names(self, root: str) -> Iterator[str]:
-        for place, name in self._entries(root, self._last):
-            self._last = place
+        for key, name in self._entries(root, self._last):
+            self._last = key
             yield name
         self._root = self._last = None
 
@@ -104,9 +104,9 @@ class ListsFolders(ListsRoots):
             return
         if is_local:
             names.sort()
-        for place, name in after_last(names, after, self, root):
+        for key, name in after_last(names, after, self, root):
             if matches(name, self.masks):
-                yield place, named(name)
+                yield key, named(name)
 
 
 class OpensFiles(ItemByItem[tuple[str, StreamWrapper]]):

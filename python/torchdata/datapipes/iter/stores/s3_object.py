@@ -111,20 +111,20 @@ class S3Object(RemoteFile[S3Recipe]):
         if self._position >= self.size:
             return _NOTHING
         if not self._start <= self._position < self._end:
-            goes_on = self._position == self._end
+            continues = self._position == self._end
             # The old piece is freed before the next piece is requested, so that only one piece is in memory.
             self._piece, self._start = _NOTHING, self._end
-            self._piece = self._next_piece(wanted, goes_on)
+            self._piece = self._next_piece(wanted, continues)
             self._start, self._end = self._position, self._position + len(self._piece)
         return self._piece[self._position - self._start :]
 
-    def _next_piece(self, wanted: int, goes_on: bool) -> memoryview:
+    def _next_piece(self, wanted: int, continues: bool) -> memoryview:
         recipe, piece = self._recipe, _NOTHING
         if self._position == 0:
             piece = self._opening_piece()
         self.drop_answer()
         if not len(piece):
-            if not goes_on:
+            if not continues:
                 self._ahead = AFTER_SEEK
             size = min(max(self._ahead, wanted), recipe.buffer_size, self.size - self._position)
             piece = memoryview(self._fetched(self._position, size)).cast("B")

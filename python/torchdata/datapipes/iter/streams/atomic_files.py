@@ -97,7 +97,7 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
     return file
 
 
-def create_anew(path: str, mode: str = "wb") -> Any:
+def create_new(path: str, mode: str = "wb") -> Any:
     """Opens a new file for writing. If `path` exists, for example as a malicious link, it is replaced."""
     exclusive = mode.replace("w", "x")  # "x" means O_EXCL, which does not follow links
     try:
@@ -123,7 +123,7 @@ def write_file(
     if not alone:
         temporary = f"{temporary}-{os.urandom(8).hex()}"
     try:
-        with create_anew(temporary, mode) as file:
+        with create_new(temporary, mode) as file:
             digest = _fill(file, path, data, mode, hash_type if expected is not None else None)
             file.flush()
             now = time.time_ns()  # file times of the kernel may be some milliseconds older than this clock

@@ -242,7 +242,7 @@ class StreamReader(HoldsStream[tuple[str, Any]]):
         self.datapipe = source_pipe(datapipe, self)
         self.chunk = check_optional_int("StreamReader", "chunk", chunk, least=1)
 
-    def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, Any]]:
+    def _read(self, path: str, stream: Any, point: Any) -> Iterator[tuple[str, Any]]:
         if self.chunk is None:
             content = stream.read(None)
             self._release(stream)

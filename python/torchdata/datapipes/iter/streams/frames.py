@@ -173,16 +173,16 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     def _source(self) -> Any:
         return map(_opened, self.source_dp)
 
-    def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        self._next = (0, 0) if place is None else place
+    def _read(self, path: str, stream: Any, point: Any) -> Iterator[Any]:
+        self._next = (0, 0) if point is None else point
         file = _parquet().ParquetFile(_seekable(path, stream))
         _check_columns(path, file, self.columns)
         groups = range(self._next[0], file.num_row_groups)
         read = partial(file.read_row_group, columns=self.columns, use_threads=self.use_threads)
-        for table, behind in tables_of(read, groups, self._next[1], self.dataframe_size, copy=True):
+        for table, following in tables_of(read, groups, self._next[1], self.dataframe_size, copy=True):
             frame = self._format.of_table(table)
             del table
-            self._next = behind
+            self._next = following
             yield frame
             del frame  # frees the memory before the next row group is read
 

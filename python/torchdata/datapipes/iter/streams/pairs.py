@@ -57,15 +57,15 @@ class HoldsStream(IterDataPipe[T_co]):
 
     _held: Any = state(saved=False)
     #: The position where `_read` begins to read the current stream.
-    _place: Any = state(saved=False)
-    #: Whether an iterator is reading the current pair. If so, `_place` is outdated.
+    _point: Any = state(saved=False)
+    #: Whether an iterator is reading the current pair. If so, `_point` is outdated.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
         return sources_of(self)[0]
 
-    def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        """Returns an iterator over the items of a stream; `place` is the position to begin at, or None for the start of
+    def _read(self, path: str, stream: Any, point: Any) -> Iterator[Any]:
+        """Returns an iterator over the items of a stream; `point` is the position to begin at, or None for the start of
         the stream.
 
         If possible, subclasses return an iterator that is written in C, which is faster than a generator.
@@ -90,22 +90,22 @@ class HoldsStream(IterDataPipe[T_co]):
         # one stream is read does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
-            streams = chain((self._items_of(self._held, self._place),), streams)
+            streams = chain((self._items_of(self._held, self._point),), streams)
         return chain.from_iterable(streams)
 
-    def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
+    def _items_of(self, pair: Any, point: Any = None) -> Iterator[Any]:
         path, stream = path_and_stream(pair, self)
         del pair
         # If `_held` later contains another pair, a newer iterator has replaced this iterator.
         held = self._held = (path, stream)
         self._reading = True
         try:
-            yield from self._read(path, stream, place)
+            yield from self._read(path, stream, point)
         except BaseException as error:
             # If garbage collection has closed the stream, its position is unknown and cannot be stored.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
-                self._held, self._place = self._bookmark_of(held)
+                self._held, self._point = self._bookmark_of(held)
                 self._reading = False
             if not isinstance(error, Exception):
                 raise
@@ -125,17 +125,17 @@ class HoldsStream(IterDataPipe[T_co]):
 
     def _drop_broken(self) -> None:
         """Drops the current stream, which the failed iterator has already closed."""
-        self._held = self._place = None
+        self._held = self._point = None
         self._reading = False
 
     def _bookmark_of(self, pair: tuple[str, Any]) -> tuple[Any, Any]:
-        stand_in, place = self._bookmark(*pair)
-        return (pair[0], stand_in), place
+        placeholder, point = self._bookmark(*pair)
+        return (pair[0], placeholder), point
 
     def state_dict(self) -> dict[str, Any]:
-        pair, place = self._bookmark_of(self._held) if self._reading else (self._held, self._place)
-        return {"pair": pair, "place": place}
+        pair, point = self._bookmark_of(self._held) if self._reading else (self._held, self._point)
+        return {"pair": pair, "place": point}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._load_declared({})
-        self._held, self._place = state_dict["pair"], state_dict["place"]
+        self._held, self._point = state_dict["pair"], state_dict["place"]

@@ -33,21 +33,21 @@ _BOM = "\ufeff"
 #: Number of bytes per read if lines can be separated only after decoding, as in UTF-16.
 _PIECE = 1 << 16
 
-_told = False
+_reported = False
 
 
 def _drop(error: UnicodeError) -> tuple[str, int]:
     """An error handler of codecs that drops bytes that cannot be decoded, with one warning per process."""
-    global _told
+    global _reported
     if not isinstance(error, UnicodeDecodeError):
         raise error
-    if not _told:
+    if not _reported:
         line = error.object[max(error.start - 60, 0) :][:120]
         warn_outside(
             f"bytes that are not {error.encoding} were left out of {line!r} ({error.reason}). Further bytes are "
             "omitted without a warning. Pass the right encoding, or errors='strict' for an error, or errors='ignore'"
         )
-        _told = True
+        _reported = True
     return "", error.end
 
 
@@ -116,14 +116,14 @@ class _Text(HoldsStream[Any]):
         self._warns = errors is None
         self._return_path = return_path
 
-    def _lines(self, stream: Any, place: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
+    def _lines(self, stream: Any, point: dict[str, Any] | None, strip: bool = False) -> Iterator[Any]:
         self._start, self._decoder = position_of(stream), None
-        self._lines_before = self._skip_lines if place is None else place["skip"]
+        self._lines_before = self._skip_lines if point is None else point["skip"]
         # The lines are read from the file object itself, because a `StreamWrapper` costs a Python call per line.
         file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
         errors = _DROPPED if self._warns else self._errors
         self._is_ahead = self._decode and not _cuts_lines(self._encoding) and _reads_bytes(file_obj)
-        decoded = 0 if place is None else place.get("decoded", 0)
+        decoded = 0 if point is None else point.get("decoded", 0)
         can_seek = self._start is not None and isinstance(file_obj, io.IOBase) and file_obj.seekable()
         if self._is_ahead and can_seek:
             file_obj = self._decoder = io.TextIOWrapper(file_obj, self._encoding, errors, newline="\n")
@@ -161,8 +161,8 @@ class _Text(HoldsStream[Any]):
 
     def _explained(self, error: Exception, path: str) -> Exception:
         if isinstance(error, UnicodeDecodeError):
-            place = f"after line {self._lines_before + self._lines_read()} of {shown(path)}"
-            error.reason = f"{error.reason} ({place}; pass errors='replace' or the right encoding)"
+            location = f"after line {self._lines_before + self._lines_read()} of {shown(path)}"
+            error.reason = f"{error.reason} ({location}; pass errors='replace' or the right encoding)"
         return error
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
@@ -216,9 +216,9 @@ class LineReader(_Text):
         self._set_options(source_datapipe, skip_lines, decode, encoding, errors, return_path)
         self._strip_newline = strip_newline
 
-    def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
+    def _read(self, path: str, stream: Any, point: Any) -> Iterator[Any]:
         self._yielded_before = token_of(self).yielded
-        lines = self._lines(stream, place, strip=self._strip_newline)
+        lines = self._lines(stream, point, strip=self._strip_newline)
         return zip(repeat(path), lines, strict=False) if self._return_path else lines
 
     def _lines_read(self) -> int:
@@ -249,15 +249,15 @@ class _CSV(_Text):
                 f"{type(self).__name__}: {error}; all other options must be options of Python's csv module"
             ) from error
 
-    def _make_reader(self, lines: Iterator[Any], place: dict[str, Any] | None) -> Any:
+    def _make_reader(self, lines: Iterator[Any], point: dict[str, Any] | None) -> Any:
         raise NotImplementedError
 
     def _rows(self, reader: Any) -> Iterator[Any]:
         return iter(reader)
 
-    def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
+    def _read(self, path: str, stream: Any, point: Any) -> Iterator[Any]:
         self._reader = None
-        reader = self._reader = self._make_reader(self._lines(stream, place), place)
+        reader = self._reader = self._make_reader(self._lines(stream, point), point)
         rows = self._rows(reader)
         return zip(repeat(path), rows, strict=False) if self._return_path else rows
 
@@ -313,7 +313,7 @@ class CSVParser(_CSV):
         options: dict[str, Any] = {"decode": decode, "encoding": encoding, "errors": errors, "return_path": return_path}
         super().__init__(source_datapipe, skip_lines=skip_lines, **options, **fmtparams)
 
-    def _make_reader(self, lines: Iterator[Any], place: dict[str, Any] | None) -> Any:
+    def _make_reader(self, lines: Iterator[Any], point: dict[str, Any] | None) -> Any:
         return csv.reader(lines, **self.fmtparams)
 
     def _rows(self, reader: Any) -> Iterator[Any]:
@@ -346,14 +346,14 @@ class CSVDictParser(_CSV):
         [{'key': 'a', 'item': '1'}]
     """
 
-    def _make_reader(self, lines: Iterator[Any], place: dict[str, Any] | None) -> Any:
-        fieldnames = {} if place is None else {"fieldnames": place["fieldnames"]}
+    def _make_reader(self, lines: Iterator[Any], point: dict[str, Any] | None) -> Any:
+        fieldnames = {} if point is None else {"fieldnames": point["fieldnames"]}
         return csv.DictReader(lines, **{**self.fmtparams, **fieldnames})
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
-        stand_in, place = super()._bookmark(path, stream)
+        placeholder, point = super()._bookmark(path, stream)
         reader = self._reader
         # `reader.fieldnames` is used only if a row was read, because accessing this attribute may read the first row.
-        given = self.fmtparams if self._place is None else self._place
+        given = self.fmtparams if self._point is None else self._point
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
-        return stand_in, {**place, "fieldnames": known}
+        return placeholder, {**point, "fieldnames": known}

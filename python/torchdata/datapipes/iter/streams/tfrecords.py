@@ -78,7 +78,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
 
     datapipe: Any
     _open: tuple[Any, _native.TFRecordReader] | None = state(saved=False)
-    _tells: bool = state(False, saved=False)
+    _has_offset: bool = state(False, saved=False)
 
     def __init__(
         self,
@@ -96,16 +96,16 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
         longest = _LONGEST if max_length is None else check_int("TFRecordLoader", "max_length", max_length, least=1)
         self.max_length = min(longest, _LONGEST)
 
-    def _read(self, path: str, stream: Any, place: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
+    def _read(self, path: str, stream: Any, point: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
         self._open = None
         if not hasattr(stream, "read"):
             raise TypeError(
                 f"TFRecordLoader expects pairs of path and binary stream, but got {shown(stream)} for {shown(path)}"
             )
         offset = position_of(stream)
-        self._tells = offset is not None
-        if place is None:
-            place = {"offset": offset or 0, "record": 0, "unread": b""}
+        self._has_offset = offset is not None
+        if point is None:
+            point = {"offset": offset or 0, "record": 0, "unread": b""}
         torch = sys.modules.get("torch")
         reader = _native.TFRecordReader(
             stream.read,
@@ -115,20 +115,20 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             finish=None if self.spec is None else partial(_applied, _appliers(self.spec, torch)),
             verify=self.verify_checksums,
             longest=self.max_length,
-            **place,
+            **point,
         )
         self._open = (stream, reader)
         return reader
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         if self._open is None:  # the stream was refused
-            return detached(stream), self._place
+            return detached(stream), self._point
         reader = self._open[1]
-        stand_in = detached(stream, reader.offset if self._tells else None)
+        placeholder = detached(stream, reader.offset if self._has_offset else None)
         # If the stream cannot be reopened, the state must contain the bytes that were read after the last yielded
         # record.
-        unread = reader.unread if stand_in is stream else b""
-        return stand_in, {"offset": reader.offset, "record": reader.record, "unread": unread}
+        unread = reader.unread if placeholder is stream else b""
+        return placeholder, {"offset": reader.offset, "record": reader.record, "unread": unread}
 
     def _release(self, stream: Any) -> None:
         if self._open is not None and self._open[0] is stream:

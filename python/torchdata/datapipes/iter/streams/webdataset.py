@@ -146,6 +146,6 @@ def _detached(data: Any) -> Any:
     """Closes a stream and returns a placeholder that reopens the stream, if reopening is possible."""
     if not isinstance(data, StreamWrapper) or data.closed:
         return data
-    stand_in = detached(data)
+    placeholder = detached(data)
     data.close()
-    return stand_in if isinstance(stand_in, StreamWrapper) else StreamWrapper(stand_in, name=data.name)
+    return placeholder if isinstance(placeholder, StreamWrapper) else StreamWrapper(placeholder, name=data.name)

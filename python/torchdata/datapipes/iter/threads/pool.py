@@ -121,7 +121,7 @@ class Pool:
                 if detached is not content:
                     self._queue.exchange(slot, detached)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         rest, self.rest = self.rest, None
         if rest is not None:
             rest.release()

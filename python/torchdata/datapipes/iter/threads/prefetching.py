@@ -112,11 +112,11 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
     """Runs in the read-ahead thread: reads the source until the source ends or the queue is closed."""
     queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
-    if halt is None:  # if there is a `halt`, `halt.stand` pauses the thread instead
+    if halt is None:  # if there is a `halt`, `halt.pause` pauses the thread instead
         await_beginning(queue)
     while (slot := queue.reserve()) is not None:
         if halt is not None:
-            halt.stand()
+            halt.pause()
             if halt.is_over:
                 halt = None
         try:
@@ -224,10 +224,10 @@ class _PrefetchBase(IterDataPipe[T_co]):
         if (data := self._threads_at_work()) is None:
             return
         data.queue.close()
-        if not data.queue.wait_still(self.patience) or not data.await_release(self.patience):
-            raise TimeoutError(self._still_busy("restarted"))
+        if not data.queue.wait_idle(self.patience) or not data.await_release(self.patience):
+            raise TimeoutError(self._busy_error("restarted"))
 
-    def _still_busy(self, what: str) -> str:
+    def _busy_error(self, what: str) -> str:
         name = type(self).__name__
         others = [type(pipe).__name__ for pipe in Graph(self.source_datapipe) if hasattr(pipe, "set_process_group")]
         cause = (
@@ -273,11 +273,11 @@ class _PrefetchBase(IterDataPipe[T_co]):
         hold, seconds = data.queue.hold(), self.patience if patience is None else patience
         with on_failure(hold.release):
             if not hold.wait(seconds) or not data.await_release(seconds):
-                raise TimeoutError(self._still_busy("paused") if seconds else "a thread is busy")
+                raise TimeoutError(self._busy_error("paused") if seconds else "a thread is busy")
         return hold
 
     @contextmanager
-    def standing_still(self, patience: float | None = None) -> Iterator[None]:
+    def threads_paused(self, patience: float | None = None) -> Iterator[None]:
         """Returns a context within which the read-ahead thread is paused, so that the states of the source and of this
         pipe belong to the same position."""
         if (data := self._threads_at_work()) is None:
@@ -292,7 +292,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def state_dict(self) -> dict[str, Any]:
         items, error = self._restored
         if (data := self._threads_at_work()) is not None:
-            with self.standing_still():
+            with self.threads_paused():
                 items, error = data.buffered()
         return {"items": list(items), "error": error}
 

@@ -78,7 +78,7 @@ class _StepData(_PrefetchData):
         self.failure: BaseException | None = None
         #: The error that has prevented a vote, such as the exit of a rank; None if the consumer has already received
         #: this error.
-        self.untold: BaseException | None = None
+        self.undelivered: BaseException | None = None
         #: Whether this rank counts its remaining items once another rank has ended, so that a warning can show the
         #: number of remaining items.
         self.counts_rest = False
@@ -92,7 +92,7 @@ class _StepData(_PrefetchData):
         self.slot = self.queue.reserve()
         if self.slot is not None:  # without a slot, this rank has left its loop and only votes
             if self.halt is not None:
-                self.halt.stand()
+                self.halt.pause()
             try:
                 item = next(source, _END)
                 if item is _END and self.again:
@@ -147,9 +147,9 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
         failure = data.failure
         # If the pipe was shut down, the rank votes that its run ends, because the source may have ended only as a
         # result of stopped workers.
-        goes = data.voted_on is _END and data.abandoned
+        ends = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
-        if goes:
+        if ends:
             vote = -(group.rank + 1)
         elif failure is not None:
             vote = -(group.world_size + group.rank + 1)
@@ -159,13 +159,13 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             least = group.all_reduce_min(vote)
         except BaseException as error:
             if not isinstance(error, GivenUp):
-                data.untold = error
+                data.undelivered = error
             queue.finish(data.slot, failure or error)
             return
         if failure is not None:
             queue.finish(data.slot, failure)
             return
-        if least in (_ENDED, _LEFT) or goes:
+        if least in (_ENDED, _LEFT) or ends:
             if least == _ENDED and data.voted_on is not _END and data.counts_rest:
                 assert source is not None
                 with suppress(Exception):  # errors are ignored, because the items are only counted
@@ -210,7 +210,7 @@ class _StepReader(Iterator[Any]):
                 self._on_rest(left, is_all)
             raise
         except Exception:
-            self._data.untold = None
+            self._data.undelivered = None
             raise
 
     def close(self) -> None:
@@ -281,9 +281,9 @@ class FullSync(_PrefetchBase[T_co]):
     _data: _StepData | None
     _group: RankGroup | None = state(saved=False, lasts=True)
     _hold: _Hold | None = state(saved=False, lasts=True)
-    _untold: BaseException | None = state(saved=False, lasts=True)
+    _undelivered: BaseException | None = state(saved=False, lasts=True)
     _has_warned: bool = state(False, saved=False, lasts=True)
-    #: The argument of `make_again` for the next iteration.
+    #: The argument of `recompute` for the next iteration.
     _again: int = state(0, saved=False, lasts=True)
 
     def __init__(
@@ -353,11 +353,11 @@ class FullSync(_PrefetchBase[T_co]):
             "workers, or put `.sharding_filter()` after the pipe that reads the shards"
         )
 
-    def make_again(self, count: int) -> None:
+    def recompute(self, count: int) -> None:
         """Makes the next iteration reread items without voting on them, or vote without reading items.
 
         Each rank resumes from its own latest snapshot, so the number of reread items differs between ranks. If the
-        ranks voted on reread items, one vote would be about different positions on different ranks. `make_again` makes
+        ranks voted on reread items, one vote would be about different positions on different ranks. `recompute` makes
         all ranks begin to vote at the same position.
 
         Args:
@@ -372,7 +372,7 @@ class FullSync(_PrefetchBase[T_co]):
         items, error = self._restored
         data = self._data
         if data is not None and not data.is_inherited:
-            with self.standing_still(), data.lock:
+            with self.threads_paused(), data.lock:
                 items, error = data.buffered()[0], data.failure
                 if data.voted_on is not _END:
                     items.append(data.voted_on)
@@ -398,20 +398,20 @@ class FullSync(_PrefetchBase[T_co]):
             return
         if not data.join(seconds):
             self._data = data
-            raise TimeoutError(self._still_busy("restarted"))
+            raise TimeoutError(self._busy_error("restarted"))
         self._hold = None
         if data.voted_on is not _END:
             close_dropped(data.voted_on)
-        self._untold = data.untold
+        self._undelivered = data.undelivered
 
     def _raise_pending_error(self) -> None:
         """Raises the error that another rank has caused after this rank left its loop.
 
         If the error were not raised, the next iteration would wait for the failed rank until the timeout.
         """
-        untold, self._untold = self._untold, None
-        if untold is not None:
-            raise untold
+        undelivered, self._undelivered = self._undelivered, None
+        if undelivered is not None:
+            raise undelivered
 
     def reset(self) -> None:
         """Ends the thread of the last iteration and drops its buffered items.

@@ -64,7 +64,7 @@ class _Results(Iterator[Any]):
     def __next__(self) -> Any:
         pool = self._pool
         if pool.rest is not None:
-            pool.go_on()
+            pool.resume()
         if not pool.is_inherited():
             self._read_ahead(self._ahead)
             if not len(pool):

@@ -158,9 +158,9 @@ class Client:
             try:
                 response = session.get(url, timeout=self.timeout, stream=True, **options)
             except requests.ConnectionError as error:
-                told = error.args[0] if error.args else None
-                if isinstance(told, MaxRetryError) and isinstance(told.reason, ReadTimeoutError):
-                    raise requests.ReadTimeout(told.reason, request=error.request) from None
+                cause = error.args[0] if error.args else None
+                if isinstance(cause, MaxRetryError) and isinstance(cause.reason, ReadTimeoutError):
+                    raise requests.ReadTimeout(cause.reason, request=error.request) from None
                 raise
             with on_failure(response.close):
                 response.raise_for_status()
@@ -175,8 +175,8 @@ class Client:
         from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError
 
         redact_error(error)
-        said = error.args[0] if isinstance(error, ProtocolError) and error.args else error
-        message = f"{self.pipe} {what}: {redacted(str(said))}"
+        reason = error.args[0] if isinstance(error, ProtocolError) and error.args else error
+        message = f"{self.pipe} {what}: {redacted(str(reason))}"
         if isinstance(error, (Timeout, ReadTimeoutError)):
             connect, read = self.timeout
             message += (

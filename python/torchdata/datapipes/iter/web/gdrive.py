@@ -41,10 +41,10 @@ def download_url(url: str) -> str:
 class DriveClient(Client):
     def title(self, url: Any, response: Any) -> str:
         """Returns the name of the file without folders, because users join the name to a folder."""
-        told = response.headers.get("content-disposition", "")
-        if (found := re.search(r'filename="([^"]+)"', told)) is not None:
+        header = response.headers.get("content-disposition", "")
+        if (found := re.search(r'filename="([^"]+)"', header)) is not None:
             name = found[1]
-        elif (found := re.search(r"filename\*=UTF-8''([^;\s]+)", told, re.I)) is not None:
+        elif (found := re.search(r"filename\*=UTF-8''([^;\s]+)", header, re.I)) is not None:
             name = unquote(found[1])
         else:
             name = ""
@@ -53,7 +53,7 @@ class DriveClient(Client):
         except ValueError:
             raise RuntimeError(
                 f"{self.pipe} finds no file name in the answer to the Google drive link {shown(url)}: its "
-                f"content-disposition is {shown(told)}"
+                f"content-disposition is {shown(header)}"
             ) from None
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:

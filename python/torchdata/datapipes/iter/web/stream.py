@@ -49,10 +49,10 @@ class _Version(NamedTuple):
     def of(cls, response: Any) -> _Version:
         headers = response.headers
         encoded = headers.get("Content-Encoding", "identity").strip().lower() not in ("", "identity")
-        told = headers.get("Content-Length")
+        length = headers.get("Content-Length")
         if response.status_code == 206:
-            told = headers.get("Content-Range", "").rpartition("/")[2]
-        size = int(told) if told and told.isdecimal() and len(told) < 20 and not encoded else None
+            length = headers.get("Content-Range", "").rpartition("/")[2]
+        size = int(length) if length and length.isdecimal() and len(length) < 20 and not encoded else None
         return cls(headers.get("ETag"), headers.get("Last-Modified"), size, encoded)
 
     @property
@@ -306,15 +306,15 @@ class HttpStream(io.BufferedReader):
         Raises:
             io.UnsupportedOperation: the target precedes the current position, or is relative to the end.
         """
-        place = self.tell()
-        target = place + offset if whence == io.SEEK_CUR else offset
-        if whence == io.SEEK_END or target < place:
+        position = self.tell()
+        target = position + offset if whence == io.SEEK_CUR else offset
+        if whence == io.SEEK_END or target < position:
             raise io.UnsupportedOperation(
                 f"the stream of {shown(self._body.name)} can only seek forward, but seek({offset}, {whence}) was "
-                f"called at byte {place}; read it into io.BytesIO first"
+                f"called at byte {position}; read it into io.BytesIO first"
             )
-        if self._body.response is None and self._body.position == place:
-            self._body.position = place = target  # the server will begin at this position
-        while place < target and (dropped := len(self.read(min(target - place, _PIECE)))):
-            place += dropped
+        if self._body.response is None and self._body.position == position:
+            self._body.position = position = target  # the server will begin at this position
+        while position < target and (dropped := len(self.read(min(target - position, _PIECE)))):
+            position += dropped
         return self.tell()

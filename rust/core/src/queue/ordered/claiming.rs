@@ -24,7 +24,7 @@ impl<T> OrderedQueue<T> {
         state.pending[at].phase = Phase::Waiting(item);
         state.waiting.push_back(slot);
         let next = state.try_reserve();
-        self.tell(state);
+        self.notify(state);
         next
     }
 
@@ -45,7 +45,7 @@ impl<T> OrderedQueue<T> {
     ) -> Option<(Vec<Slot>, Vec<X>)> {
         let mut state = self.lock();
         if state.is_claimed() {
-            self.tell(state);
+            self.notify(state);
             return None;
         }
         let (mut slots, mut taken) = (Vec::new(), Vec::new());
@@ -73,7 +73,7 @@ impl<T> OrderedQueue<T> {
                 }
             }
         }
-        self.tell(state);
+        self.notify(state);
         Some((slots, taken))
     }
 
@@ -96,7 +96,7 @@ impl<T> OrderedQueue<T> {
             }
         }
         state.advance();
-        self.tell(state);
+        self.notify(state);
         unwanted
     }
 
@@ -117,7 +117,7 @@ impl<T> OrderedQueue<T> {
                 None => unwanted.push(part),
             }
         }
-        self.tell(state);
+        self.notify(state);
         unwanted
     }
 
@@ -126,6 +126,6 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         let slot = state.add(Phase::Waiting(item), false);
         state.waiting.push_back(slot);
-        self.tell(state);
+        self.notify(state);
     }
 }

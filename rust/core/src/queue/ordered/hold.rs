@@ -15,12 +15,12 @@ impl<T> OrderedQueue<T> {
     pub fn release(&self) {
         let mut state = self.lock();
         state.holds -= 1;
-        self.tell(state);
+        self.notify(state);
     }
 
     /// Waits until no worker uses the source or changes an item, and returns false after the timeout. During this call,
     /// the queue must be on hold or closed.
-    pub fn wait_still(&self, timeout: Duration) -> bool {
-        self.wait(timeout, &self.still, |state| &mut state.inspecting, |state| state.busy == 0)
+    pub fn wait_idle(&self, timeout: Duration) -> bool {
+        self.wait(timeout, &self.idle, |state| &mut state.inspecting, |state| state.busy == 0)
     }
 }

@@ -30,7 +30,7 @@ pub struct OrderedQueue<T> {
     /// `room` wakes up workers that wait for a slot, and `work` wakes up workers that wait for a submitted item.
     room: Condvar,
     work: Condvar,
-    still: Condvar,
+    idle: Condvar,
     filled: Condvar,
 }
 
@@ -38,8 +38,8 @@ impl<T> OrderedQueue<T> {
     /// If `in_order` is false, the consumer receives results as they become ready. The end marker, or an error of the
     /// source, is always the last result.
     pub fn new(capacity: usize, in_order: bool) -> Self {
-        let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
-        Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
+        let [room, work, idle, filled] = std::array::from_fn(|_| Condvar::new());
+        Self { in_order, state: Mutex::new(State::new(capacity)), room, work, idle, filled }
     }
 
     /// Locks the state, which is consistent even after a panic, because code under the lock only makes plain
@@ -55,7 +55,7 @@ impl<T> OrderedQueue<T> {
     pub fn set_capacity(&self, capacity: usize) {
         let mut state = self.lock();
         state.capacity = capacity.max(1);
-        self.tell(state);
+        self.notify(state);
     }
 
     pub fn is_awaited(&self) -> bool {
@@ -101,12 +101,12 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    fn tell(&self, mut state: MutexGuard<'_, State<T>>) {
+    fn notify(&self, mut state: MutexGuard<'_, State<T>>) {
         let over = state.is_over();
         let (has_room, has_work) = (over || state.may_reserve(), over || state.may_claim());
-        let (is_filled, is_still) = (!state.ready.is_empty(), state.busy == 0);
+        let (is_filled, is_idle) = (!state.ready.is_empty(), state.busy == 0);
         let (room, work) = (state.reserving.wake(has_room), state.claiming.wake(has_work));
-        let (filled, still) = (state.consuming.wake(is_filled), state.inspecting.wake(is_still));
+        let (filled, idle) = (state.consuming.wake(is_filled), state.inspecting.wake(is_idle));
         drop(state);
         if room {
             self.room.notify_one();
@@ -117,8 +117,8 @@ impl<T> OrderedQueue<T> {
         if filled {
             self.filled.notify_all();
         }
-        if still {
-            self.still.notify_all();
+        if idle {
+            self.idle.notify_all();
         }
     }
 
@@ -126,7 +126,7 @@ impl<T> OrderedQueue<T> {
     pub fn try_reserve(&self) -> Reserve {
         let mut state = self.lock();
         if state.is_over() {
-            self.tell(state); // only one worker is woken up at a time, so this worker wakes up the next one
+            self.notify(state); // only one worker is woken up at a time, so this worker wakes up the next one
             return Reserve::Closed;
         }
         state.try_reserve().map_or(Reserve::TimedOut, Reserve::Granted)
@@ -146,7 +146,7 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         let slot = state.add(Phase::Making, false);
         drop(self.put_locked(&mut state, slot, outcome));
-        self.tell(state);
+        self.notify(state);
     }
 
     /// Stores the outcome of a slot, even if the queue is closed, so that no item of the source is lost.
@@ -155,7 +155,7 @@ impl<T> OrderedQueue<T> {
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
-        self.tell(state);
+        self.notify(state);
         copy
     }
 
@@ -165,7 +165,7 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
         let next = state.try_reserve();
-        self.tell(state);
+        self.notify(state);
         (copy, next)
     }
 
@@ -198,7 +198,7 @@ impl<T> OrderedQueue<T> {
         if let Some(at) = state.find(slot) {
             state.settle(at);
         }
-        self.tell(state);
+        self.notify(state);
     }
 
     /// Releases a slot without an outcome, because an earlier run has already delivered the item.
@@ -209,7 +209,7 @@ impl<T> OrderedQueue<T> {
             state.pending.remove(at);
             state.advance();
         }
-        self.tell(state);
+        self.notify(state);
     }
 
     pub fn try_pop(&self) -> Pop<T> {
@@ -233,7 +233,7 @@ impl<T> OrderedQueue<T> {
                 error.map_or(Pop::Ended, Pop::Error)
             }
         };
-        self.tell(state);
+        self.notify(state);
         popped
     }
 
@@ -254,7 +254,7 @@ impl<T> OrderedQueue<T> {
         self.room.notify_all();
         self.work.notify_all();
         self.filled.notify_all();
-        self.still.notify_all();
+        self.idle.notify_all();
     }
 
     pub fn drain(&self) -> Vec<T> {
@@ -276,7 +276,7 @@ impl<T> OrderedQueue<T> {
                 state.pending.push_back(Pending { number, phase: Phase::Making, busy });
             }
         }
-        self.tell(state);
+        self.notify(state);
         ready.into_iter().filter_map(|(_, outcome)| outcome.into_content()).chain(rest).collect()
     }
 

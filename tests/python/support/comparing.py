@@ -26,7 +26,7 @@ class Verdict:
     unlike: str | None = None
 
     @property
-    def told(self) -> str:
+    def shown(self) -> str:
         return "" if self.unknowable else self.wrong or self.unlike or ""
 
 
@@ -135,9 +135,9 @@ def driver_of(
         for name, verdict in zip(judges, found, strict=True):
             columns[name].append(verdict)
         ours, *theirs = found
-        if ours.told:
-            beside = "".join(f" (beside: {one.unknowable or one.told or 'exact'})" for one in theirs)
-            raise Wrong(f"{ours.category}: {ours.words}\n    {ours.told}{beside}")
+        if ours.shown:
+            beside = "".join(f" (beside: {one.unknowable or one.shown or 'exact'})" for one in theirs)
+            raise Wrong(f"{ours.category}: {ours.words}\n    {ours.shown}{beside}")
         return 1
 
     def options_of(parser: argparse.ArgumentParser) -> None:

@@ -60,9 +60,9 @@ def test_each_worker_gets_the_same_items_in_any_order_of_delivery() -> None:
         return pipe.map(uneven).map(lambda item: (own, item))
 
     with loader(labelled, in_order=True) as strict, loader(labelled) as free:
-        dealt = list(strict)
-        assert [worker for worker, _ in dealt] == [number % 3 for number in range(COUNT)]
-        assert sorted(free) == sorted(dealt)
+        dispatched = list(strict)
+        assert [worker for worker, _ in dispatched] == [number % 3 for number in range(COUNT)]
+        assert sorted(free) == sorted(dispatched)
 
 
 @pytest.mark.parametrize(("build", "workers"), [*zip(BUILDS.values(), [4, 2, 3, 1], strict=True)])
@@ -94,19 +94,19 @@ def test_a_state_of_a_later_epoch_of_a_graph_with_lasting_state_resumes_with_the
     assert sorted([*got, *resumed(made(), state)[0]]) == list(range(60))
 
 
-def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...]) -> list[Any]:
+def read(killed: DataLoader2[Any], child: int, kills: tuple[int, ...]) -> list[Any]:
     got: list[Any] = []
-    for item in dying:
+    for item in killed:
         got.append(item)
         if len(got) in kills:
-            os.kill(dying.reading_service._children.pids[child], signal.SIGKILL)  # type: ignore[union-attr]
+            os.kill(killed.reading_service._children.pids[child], signal.SIGKILL)  # type: ignore[union-attr]
     return got
 
 
 @pytest.mark.parametrize(("build", "child"), [*zip(BUILDS.values(), [0, -1, 1], strict=False)])
 def test_nothing_is_lost_or_doubled_when_processes_exit(build: Build, child: int) -> None:
-    with loader(build, on_worker_exit="restart") as dying, pytest.warns(RuntimeWarning, match="process replaced it"):
-        got = read(dying, child, (10, 35))
+    with loader(build, on_worker_exit="restart") as killed, pytest.warns(RuntimeWarning, match="process replaced it"):
+        got = read(killed, child, (10, 35))
     assert elements(got) == expected(build)
 
 

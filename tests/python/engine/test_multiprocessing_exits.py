@@ -18,8 +18,8 @@ from process_checks import (  # noqa: F401
     MULTIPROCESSING,
     Sleeps,
     children_are_killed_soon,
+    has_exited,
     identity,
-    is_gone,
     loader,
     nothing_is_left,
     patch_start,
@@ -62,18 +62,18 @@ def test_a_killed_worker_is_reported_after_the_items_that_it_had_sent(method, nu
         assert (caught.value.worker, caught.value.exitcode) == (1, -number)
         with pytest.raises((WorkerExitedError, RuntimeError)):
             list(dl)
-    told = str(caught.value)
+    text = str(caught.value)
     if number == signal.SIGSEGV:
-        assert "was killed by SIGSEGV; a native library in its pipes" in told
+        assert "was killed by SIGSEGV; a native library in its pipes" in text
         for words in (
             "a library whose threads do not survive a fork",
             "use multiprocessing_context='forkserver'",
             "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process",
         ):
-            assert (words in told) == (method == "fork")
+            assert (words in text) == (method == "fork")
 
 
-def seconds_until_a_death_is_told():
+def seconds_until_an_exit_is_reported():
     datapipe = IterableWrapper(range(40)).sharding_filter().map(Sleeps(4))
     with loader(datapipe, worker_prefetch_cnt=1, main_prefetch_cnt=1) as dl:
         iterator = iter(dl)
@@ -96,7 +96,7 @@ def seconds_until_a_death_is_told():
 @pytest.mark.usefixtures("children_are_killed_soon")
 def test_a_worker_exit_is_noticed_within_a_second_while_another_worker_is_slow():
     for _ in range(20):  # repeated, because a busy machine may delay the main process
-        if seconds_until_a_death_is_told() < 1.0:
+        if seconds_until_an_exit_is_reported() < 1.0:
             return
     raise AssertionError("each time it took longer")
 
@@ -175,7 +175,7 @@ def test_children_end_when_the_main_process_is_killed(script, method):
     assert (len(pids), lines[1]) == (3, "hangs")
     process.kill()
     process.communicate(timeout=250)
-    wait_for(lambda: all(map(is_gone, pids)))
+    wait_for(lambda: all(map(has_exited, pids)))
 
 
 @pytest.mark.parametrize(
@@ -298,6 +298,6 @@ def test_a_child_that_outlives_its_loader_is_reaped_with_the_next_one(monkeypatc
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     with loader(IterableWrapper(range(9)).sharding_filter(), 1) as dl:
         assert list(dl) == list(range(9))
-    assert is_gone(pid)
+    assert has_exited(pid)
     with pytest.raises(ChildProcessError):
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)

@@ -30,7 +30,7 @@ def shard_of(number: int = 0) -> bytes:
 CONTENTS = [bytes([key]) * SIZE for key in range(MEMBERS)]
 
 
-def gone_on(build: Callable[[], Any], count: int) -> tuple[list[Any], Any]:
+def resumed_at(build: Callable[[], Any], count: int) -> tuple[list[Any], Any]:
     items = iter(pipe := build())
     head = [read(next(items)) for _ in range(count)]
     state = pickle.loads(pickle.dumps(save_state(pipe)))
@@ -178,11 +178,11 @@ def test_a_stream_that_seeks_is_read_from_the_next_header_on(tmp_path: Path, mod
     items = iter(pipe)
     for _ in range(30):
         read(next(items))
-    place = pipe._archive.tar.offset
+    offset = pipe._archive.tar.offset
     load_state(other, pickle.loads(pickle.dumps(save_state(pipe))))
     Recording.least = 1 << 60
     assert [content for _, content in map(read, other)] == [bytes([key]) * SIZE for key in range(30, MEMBERS)]
-    assert Recording.least == place - 1
+    assert Recording.least == offset - 1
 
 
 def test_members_that_wait_in_a_state_are_read_without_the_start_of_their_archive(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_members_that_wait_in_a_state_are_read_without_the_start_of_their_archiv
         return Pairs(str(tmp_path / "a.tar"), "seeks", 0).load_from_tar().shuffle(buffer_size=4).set_seed(1)
 
     expected = [read(item) for item in build()]
-    head, other = gone_on(build, 30)
+    head, other = resumed_at(build, 30)
     Recording.least = 1 << 60
     assert head + [read(item) for item in other] == expected
     assert Recording.least > 20 * SIZE
@@ -210,12 +210,12 @@ def by_fsspec(url: str) -> Any:
 def test_a_shard_on_a_server_is_resumed_by_a_ranged_read(web: Any, build: Any) -> None:
     shard = shard_of()
     url = web.url("a.tar", shard)
-    head, pipe = gone_on(lambda: build(url), 35)
+    head, pipe = resumed_at(lambda: build(url), 35)
     web.forget_requests()
     assert [content for _, content in head + [read(item) for item in pipe]] == CONTENTS
     ranges = [request["Range"] for request in web.requests() if "Range" in request]
-    place = 35 * (512 + -(-SIZE // 512) * 512)
-    assert ranges[0].startswith(f"bytes={place - 1}-")
+    offset = 35 * (512 + -(-SIZE // 512) * 512)
+    assert ranges[0].startswith(f"bytes={offset - 1}-")
     assert web.sent() < len(shard) // 2
 
 
@@ -233,15 +233,15 @@ def test_a_shard_on_a_server_is_resumed_by_a_ranged_read(web: Any, build: Any) -
 def test_a_read_resumes_on_servers_of_all_kinds(web: Any, habit: dict[str, Any]) -> None:
     """If a server always sends a whole archive, a resumed reader skips the bytes that it has already read."""
     url = web.url("a.tar", shard_of(), **habit)
-    head, pipe = gone_on(lambda: http(url), 35)
+    head, pipe = resumed_at(lambda: http(url), 35)
     assert [content for _, content in head + [read(item) for item in pipe]] == CONTENTS
 
 
 @pytest.mark.parametrize(("build", "ranges"), [(http, "yes"), (http, "no"), (by_fsspec, "yes")])
-def test_a_shard_that_has_changed_meanwhile_raises_an_error_that_names_it(web: Any, build: Any, ranges: str) -> None:
+def test_a_shard_that_changed_after_saving_raises_an_error_that_names_it(web: Any, build: Any, ranges: str) -> None:
     shard = shard_of()
     url = web.url("a.tar", shard, ranges=ranges)
-    _, pipe = gone_on(lambda: build(url), 35)
+    _, pipe = resumed_at(lambda: build(url), 35)
     web.url("a.tar", shard + bytes(10240))
     with pytest.raises(
         RuntimeError, match=r"cannot continue to read '.*a\.tar.*because the file has changed"

@@ -64,7 +64,7 @@ def wanted_at(whole: list[list[Any]], epoch: int, batches: int | None) -> list[l
     return whole[epoch + 1 :] if batches is None else [whole[epoch][batches:], *whole[epoch + 1 :]]
 
 
-def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, count: int = 4) -> None:
+def check_resumes(make: Any, moments: Any = MOMENTS, draws_before: bool = True, count: int = 4) -> None:
     seed_all()
     whole = epochs_of(make(), count)
     for moment in moments:
@@ -78,19 +78,19 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
         assert epochs_of(later, len(wanted)) == wanted, moment
 
 
-class _HasPlace:
+class _HasPosition:
     """A stream with a position. An iteration begins at the loaded position, or at 0 if no state was loaded."""
 
-    place = start = 0
+    position = start = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {"place": self.place}
+        return {"position": self.position}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start = state["place"]
+        self.start = state["position"]
 
 
-class TakesOnce(_HasPlace, IterableDataset[int]):
+class TakesOnce(_HasPosition, IterableDataset[int]):
     length, pause = 9, 0.0
 
     def share(self) -> list[int]:
@@ -98,10 +98,10 @@ class TakesOnce(_HasPlace, IterableDataset[int]):
         return [*range(self.length)] if info is None else [*range(info.id, self.length - 3 * info.id, info.num_workers)]
 
     def __iter__(self) -> Iterator[Any]:
-        self.place, self.start = self.start, 0
-        for number in self.share()[self.place :]:
+        self.position, self.start = self.start, 0
+        for number in self.share()[self.position :]:
             time.sleep(self.pause)
-            self.place += 1
+            self.position += 1
             yield number
 
 
@@ -132,12 +132,12 @@ class Shuffled(Sampler[int]):
         return iter(order)
 
 
-class Places(_HasPlace, Sampler[int]):
+class Positions(_HasPosition, Sampler[int]):
     def __init__(self, length: int = 12) -> None:
         self.length = length
 
     def __iter__(self) -> Iterator[int]:
-        self.place, self.start = self.start, 0
-        for index in range(self.place, self.length):
-            self.place += 1
+        self.position, self.start = self.start, 0
+        for index in range(self.position, self.length):
+            self.position += 1
             yield index

@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 
-class Dying:
+class Exiting:
     def __init__(self, folder: Path, at: dict[int, int]) -> None:
         self.folder, self.at = folder, at
 

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from beside import Wrong, difference
+from comparing import Wrong, difference
 from hanging import WAYS, Hanging
 from random_stateful.programs import program_of
 
@@ -27,7 +27,7 @@ BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
 HANGS_AFTER = 0.8
 
 
-class Deaths:
+class Exits:
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
         self._in_all = self._dice.random() < 0.5
@@ -98,9 +98,9 @@ def check(judge: Any, seed: int, method: str) -> None:
     if unknowable(program):
         return
     found = judge.phase(program, "whole", method=method)
-    killed = judge.phase(program, "whole", deaths=seed, method=method)
+    killed = judge.phase(program, "whole", exits=seed, method=method)
     if different := difference(killed["epochs"], found["epochs"], program.in_order):
         raise Wrong(f"with deaths: {different}")
-    verdict = judge.judge(seed, found, deaths=seed + 1, method=method)
-    if verdict.told:
-        raise Wrong(f"with deaths: {verdict.told}")
+    verdict = judge.judge(seed, found, exits=seed + 1, method=method)
+    if verdict.shown:
+        raise Wrong(f"with deaths: {verdict.shown}")

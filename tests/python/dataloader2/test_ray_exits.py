@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from process_checks import is_gone
+from process_checks import has_exited
 from ray_cluster import add, join, needs_ray, nodes, of_ray, raylet_of
 from remote_pipelines import numbered, reading
 from torchdata._engine.remote import worker as worker_module
@@ -61,15 +61,15 @@ def test_an_error_names_the_killed_worker_and_its_actor(whose: str) -> None:
             for item in loader:
                 got.append(item)
                 if len(got) == 50:
-                    dead = about(loader)[1]
-                    os.kill(getattr(dead, whose), signal.SIGKILL)
+                    victim = about(loader)[1]
+                    os.kill(getattr(victim, whose), signal.SIGKILL)
         assert got == list(range(len(got)))
         assert caught.value.worker == 1
         assert caught.value.exitcode == (-signal.SIGKILL if whose == "pid" else None)
-        told = str(caught.value)
-        assert f"worker process 1 (pid {dead.pid} on {dead.node}, Ray actor " in told
-        assert ("was killed by SIGKILL" if whose == "pid" else "Ray reports: The actor died") in told
-        wait_for(lambda: is_gone(dead.pid) and is_gone(dead.host))
+        text = str(caught.value)
+        assert f"worker process 1 (pid {victim.pid} on {victim.node}, Ray actor " in text
+        assert ("was killed by SIGKILL" if whose == "pid" else "Ray reports: The actor died") in text
+        wait_for(lambda: has_exited(victim.pid) and has_exited(victim.host))
 
 
 @pytest.mark.parametrize("how", ["node", "stopped raylet"])
@@ -119,7 +119,7 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
         DataLoader2(pipe, reading_service=service) as loader,
     ):
         assert list(read(loader)) == list(range(1200))
-    wait_for(lambda: is_gone(deaf[0].pid) and is_gone(deaf[0].host))
+    wait_for(lambda: has_exited(deaf[0].pid) and has_exited(deaf[0].host))
 
 
 @pytest.mark.parametrize(("on_worker_exit", "comes_back"), [("error", False), ("restart", True)])
@@ -191,7 +191,7 @@ except WorkerExitedError as error:
 
 
 @pytest.mark.parametrize(
-    ("how", "codes", "says"),
+    ("how", "codes", "message"),
     [
         ("exits", [0], ""),
         ("interrupted", [1, -signal.SIGINT], ""),
@@ -200,7 +200,7 @@ except WorkerExitedError as error:
         ("leaves", [1], "the program has left the cluster"),
     ],
 )
-def test_actors_and_workers_end_with_main(machines: Any, how: str, codes: list[int], says: str) -> None:
+def test_actors_and_workers_end_with_main(machines: Any, how: str, codes: list[int], message: str) -> None:
     support = Path(__file__).resolve().parents[1] / "support"
     environment = {**os.environ, "RAY_ADDRESS": machines.address, "PYTHONPATH": str(support)}
     if how == "loses":
@@ -222,7 +222,7 @@ def test_actors_and_workers_end_with_main(machines: Any, how: str, codes: list[i
             program.kill()
         elif how == "loses":
             os.kill(next(int(pid) for name, pid, *_ in lines if name == "head"), signal.SIGKILL)
-        _, said = program.communicate(timeout=100)
+        _, message = program.communicate(timeout=100)
         assert program.returncode in codes
-        assert says in said
-    wait_for(lambda: all(map(is_gone, pids)))
+        assert message in message
+    wait_for(lambda: all(map(has_exited, pids)))

@@ -1,6 +1,6 @@
 //! Models how an epoch resumes from each position that the main process can save.
 
-use torchdata_core::protocol::{Account, Books, Command, Dealt, Share, Snapshot};
+use torchdata_core::protocol::{Account, Books, Command, Dispatched, Share, Snapshot};
 
 use super::explore::Fingerprint;
 use super::memory::{Kind, Link};
@@ -11,21 +11,21 @@ use super::world::{Act, Kept, Main, Setting, Take, World};
 const ALL: u64 = 1 << 62;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Place {
+pub struct SavedPosition {
     /// Each worker's delivered items, and its snapshot for resuming.
     pub workers: Vec<(Account, Option<Snapshot<Graph>>)>,
     pub turn: usize,
-    pub dealt: Option<Dealt<Graph>>,
+    pub dispatched: Option<Dispatched<Graph>>,
 }
 
 /// A saved position in an epoch, and the data that each child needs to resume there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct GoingOn {
-    pub place: Place,
+pub struct Resumed {
+    pub position: SavedPosition,
     pub children: Vec<Part<Resumption>>,
 }
 
-impl Place {
+impl SavedPosition {
     pub fn of(setting: &Setting, books: &Books<Graph>, back: u64) -> Option<Self> {
         let (accounts, turn) = books.accounts(back)?;
         Some(Self { turn, ..Self::at(setting, books, accounts) })
@@ -35,9 +35,9 @@ impl Place {
         let positions = books.positions_at(accounts);
         let share = |snapshot: Option<&Snapshot<Graph>>| snapshot.map(|one| one.share).unwrap_or_default();
         let shares: Vec<Share> = positions.iter().map(|position| share(position.snapshot)).collect();
-        let dealt = if setting.dispatches { books.dealt_before(&shares).cloned() } else { None };
+        let dispatched = if setting.dispatches { books.dispatched_before(&shares).cloned() } else { None };
         let workers = positions.iter().map(|position| (position.given, position.snapshot.cloned())).collect();
-        Self { workers, turn: 0, dealt }
+        Self { workers, turn: 0, dispatched }
     }
 
     /// Returns the data that each child needs to resume the epoch.
@@ -57,13 +57,13 @@ impl Place {
         }
         if setting.dispatches {
             let begin = vec![Account::default(); shares.len()];
-            let accounts = self.dealt.as_ref().map_or(&begin, |dealt| &dealt.accounts);
+            let accounts = self.dispatched.as_ref().map_or(&begin, |one| &one.accounts);
             let start = |(account, share): (&Account, &Share)| match share.pass {
                 2.. => (*account, ALL, None),
                 _ => (*account, share.account.items.saturating_sub(account.items), Some(share.account.checksum)),
             };
             children.push(Part::from(Resumption {
-                graph: self.dealt.as_ref().map(|dealt| dealt.content),
+                graph: self.dispatched.as_ref().map(|one| one.content),
                 starts: accounts.iter().zip(&shares).map(start).collect(),
                 turn: accounts.iter().map(|account| account.items as usize).sum::<usize>() % shares.len(),
                 share: Account::default(),
@@ -82,13 +82,13 @@ impl Setting {
         }
     }
 
-    fn place(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<Place> {
+    fn before(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<SavedPosition> {
         let held = books.total().saturating_sub(world.given.into());
-        Place::of(self, books, ago + held)
+        SavedPosition::of(self, books, ago + held)
     }
 
-    pub fn check_places(&self, world: &World) -> Result<(), String> {
-        let inside = matches!(world.main, Main::Telling(..) | Main::Replacing(_) | Main::Reading(_) | Main::Paused);
+    pub fn check_positions(&self, world: &World) -> Result<(), String> {
+        let inside = matches!(world.main, Main::Announcing(..) | Main::Replacing(_) | Main::Reading(_) | Main::Paused);
         if !self.saves() || !(inside || world.main == Main::Between && world.epoch > 0) {
             return Ok(());
         }
@@ -99,29 +99,29 @@ impl Setting {
         let sure = if self.reads_ahead && !self.follows { 0 } else { self.look_back };
         let held = world.kept.books.total().saturating_sub(world.given.into());
         for ago in 0..=u64::from(world.given) {
-            let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
-            let Some(place) = found else {
+            let (found, all) = (self.before(world, &world.kept.books, ago), self.before(world, &world.kept.all, ago));
+            let Some(position) = found else {
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
                 continue;
             };
-            self.check_place(world, &place, ago)?;
-            if ago <= sure as u64 && Some(&place) != all.as_ref() {
-                return Err(format!("too much was forgotten: {ago} items ago was {all:?}, but {place:?} is left"));
+            self.check_position(world, &position, ago)?;
+            if ago <= sure as u64 && Some(&position) != all.as_ref() {
+                return Err(format!("too much was forgotten: {ago} items ago was {all:?}, but {position:?} is left"));
             }
         }
         Ok(())
     }
 
-    fn check_place(&self, world: &World, place: &Place, ago: u64) -> Result<(), String> {
-        let wrong = |what: &str| Err(format!("{what}: {place:?} for {ago} items ago"));
-        let given: u64 = place.workers.iter().map(|(given, _)| given.items).sum();
+    fn check_position(&self, world: &World, position: &SavedPosition, ago: u64) -> Result<(), String> {
+        let wrong = |what: &str| Err(format!("{what}: {position:?} for {ago} items ago"));
+        let given: u64 = position.workers.iter().map(|(given, _)| given.items).sum();
         if given + ago != u64::from(world.delivered) {
             return wrong("a place is not where the user is");
         }
         let mut least = Vec::new();
-        for (worker, (given, snapshot)) in place.workers.iter().enumerate() {
+        for (worker, (given, snapshot)) in position.workers.iter().enumerate() {
             let made = self.made_by(worker);
             let share = self.share_of(worker);
             if *given != account_of(world.epoch, first(&made, given.items)) {
@@ -133,10 +133,10 @@ impl Setting {
             least.push(snapshot.as_ref().map(|one| one.share));
             let Some(Snapshot { sent, share: read, content }) = snapshot else { continue };
             if content.epoch != world.epoch {
-                return wrong("a place names a snapshot of another epoch");
+                return wrong("a position names a snapshot of another epoch");
             }
             if sent.items > given.items {
-                return wrong("a place names a snapshot beyond what was given");
+                return wrong("a position names a snapshot beyond what was given");
             }
             if self.makes_from(worker, content) != *made.get(sent.items as usize..).unwrap_or_default() {
                 return wrong("a snapshot does not go on with what follows it");
@@ -146,28 +146,28 @@ impl Setting {
                 return wrong("a snapshot was read from another place of its share");
             }
         }
-        match &place.dealt {
-            Some(dealt) => self.check_dealt(world, dealt, &least).or_else(wrong),
+        match &position.dispatched {
+            Some(one) => self.check_sent(world, one, &least).or_else(wrong),
             None => Ok(()),
         }
     }
 
-    fn check_dealt(&self, world: &World, dealt: &Dealt<Graph>, shares: &[Option<Share>]) -> Result<(), &'static str> {
-        if dealt.content.epoch != world.epoch {
-            return Err("a place names a snapshot of another epoch");
+    fn check_sent(&self, world: &World, one: &Dispatched<Graph>, shares: &[Option<Share>]) -> Result<(), &'static str> {
+        if one.content.epoch != world.epoch {
+            return Err("a position names a snapshot of another epoch");
         }
-        let items: u64 = dealt.accounts.iter().map(|account| account.items).sum();
-        if items != u64::from(dealt.content.read) {
-            return Err("what was dealt was not counted");
+        let items: u64 = one.accounts.iter().map(|account| account.items).sum();
+        if items != u64::from(one.content.read) {
+            return Err("what was dispatched was not counted");
         }
-        for (worker, (account, share)) in dealt.accounts.iter().zip(shares).enumerate() {
+        for (worker, (account, share)) in one.accounts.iter().zip(shares).enumerate() {
             let share = share.unwrap_or_default(); // a worker without a position has read nothing in iteration 1
-            if share.pass == 1 && (dealt.pass, account.items) > (1, share.account.items) {
+            if share.pass == 1 && (one.pass, account.items) > (1, share.account.items) {
                 return Err("a worker's reading is before the dispatching process's snapshot");
             }
-            let dealt = self.share_of(worker);
-            if share.pass == 1 && *account != account_of(world.epoch, first(&dealt, account.items)) {
-                return Err("other items were dealt than a worker has read");
+            let own = self.share_of(worker);
+            if share.pass == 1 && *account != account_of(world.epoch, first(&own, account.items)) {
+                return Err("other items were dispatched than a worker has read");
             }
         }
         Ok(())
@@ -197,17 +197,17 @@ impl Setting {
     }
 
     /// Adds the steps where the user leaves the epoch, and where the epoch resumes from a saved state.
-    pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
+    pub fn resume_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
-            let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };
-            let going_on = Part::from(GoingOn { children: place.resumptions(self), place });
+            let Some(position) = self.before(world, &world.kept.books, ago.into()) else { continue };
+            let resumed = Part::from(Resumed { children: position.resumptions(self), position });
             let mut after = world.clone();
             after.resumes -= 1;
             let mut elsewhere = after.clone();
             elsewhere.replace_everything(self);
-            for (name, mut after) in [("goes on from its state", after), ("goes on elsewhere", elsewhere)] {
+            for (name, mut after) in [("resumes from its state", after), ("resumes elsewhere", elsewhere)] {
                 after.delivered -= ago;
-                after.begin_epoch(self, Some(going_on.clone()));
+                after.begin_epoch(self, Some(resumed.clone()));
                 take(Act::Main(name), Ok(after));
             }
         }
@@ -231,15 +231,15 @@ impl World {
         [books, all].into_iter().map(|books| &mut **books)
     }
 
-    pub fn begin_epoch(&mut self, setting: &Setting, going_on: Option<Part<GoingOn>>) {
+    pub fn begin_epoch(&mut self, setting: &Setting, resumed: Option<Part<Resumed>>) {
         self.number += 1;
         self.kept.had.fill(0);
         self.begin_collecting(setting);
         let starts: Vec<Account> =
-            going_on.iter().flat_map(|going_on| going_on.place.workers.iter().map(|(given, _)| *given)).collect();
+            resumed.iter().flat_map(|resumed| resumed.position.workers.iter().map(|(given, _)| *given)).collect();
         self.both_books().for_each(|books| drop(books.begin(&starts)));
-        if let Some(going_on) = &going_on {
-            let turn = going_on.place.turn;
+        if let Some(resumed) = &resumed {
+            let turn = resumed.position.turn;
             self.collecting.turn.start_at(turn);
             self.both_books().for_each(|books| books.begin_at(turn));
             for (worker, given) in starts.iter().enumerate() {
@@ -247,25 +247,25 @@ impl World {
                 first(&made, given.items).iter().for_each(|&item| self.seen += 1 << (4 * u32::from(item)));
             }
             self.delivered = starts.iter().map(|given| given.items as u8).sum();
-            self.keep_what_goes_on(going_on);
+            self.keep_resumed(resumed);
         }
         self.kept.replacing.begin();
-        self.kept.told = 0;
-        self.kept.going_on = going_on;
-        self.main = Main::Telling(self.number, setting.children());
+        self.kept.announced = 0;
+        self.kept.resumed = resumed;
+        self.main = Main::Announcing(self.number, setting.children());
     }
 
     pub fn ordered(&self, child: usize) -> Ordered {
-        let start = self.kept.going_on.as_ref().map(|going_on| going_on.children[child].clone());
+        let start = self.kept.resumed.as_ref().map(|resumed| resumed.children[child].clone());
         Ordered { command: Command::Epoch(self.number), epoch: self.epoch, start }
     }
 
-    fn keep_what_goes_on(&mut self, going_on: &GoingOn) {
+    fn keep_resumed(&mut self, resumed: &Resumed) {
         for books in self.both_books() {
-            for (worker, (_, snapshot)) in going_on.place.workers.iter().enumerate() {
+            for (worker, (_, snapshot)) in resumed.position.workers.iter().enumerate() {
                 snapshot.iter().for_each(|snapshot| drop(books.keep(worker, snapshot.clone(), None)));
             }
-            going_on.place.dealt.iter().for_each(|dealt| drop(books.keep_dealt(dealt.clone())));
+            resumed.position.dispatched.iter().for_each(|one| drop(books.keep_dispatched(one.clone())));
         }
     }
 
@@ -274,7 +274,7 @@ impl World {
         for books in self.both_books() {
             match kind {
                 Kind::Saved(snapshot) => drop(books.keep(peer, (**snapshot).clone(), lag)),
-                Kind::Dealt(dealt) => drop(books.keep_dealt((**dealt).clone())),
+                Kind::Dispatched(one) => drop(books.keep_dispatched((**one).clone())),
                 _ => {}
             }
         }
@@ -282,7 +282,7 @@ impl World {
 
     fn replace_everything(&mut self, setting: &Setting) {
         self.children = setting.fresh_children();
-        let links = self.out.iter_mut().chain(self.dealt.iter_mut()).chain(self.elsewhere.dealing.iter_mut());
+        let links = self.out.iter_mut().chain(self.dispatched.iter_mut()).chain(self.elsewhere.dealing.iter_mut());
         links.for_each(|link| *link = Link::new());
         (0..setting.workers).for_each(|worker| self.renew_carrier(setting, worker));
     }

@@ -233,25 +233,25 @@ class HeldBack(Passing):
 
 
 AFTER_DISPATCHING: dict[str, Callable[[Any], Any]] = {
-    "its reader goes on": lambda dealt: dealt.shuffle(buffer_size=100),
-    "its reader has ended": lambda dealt: dealt.header(40).shuffle(buffer_size=100),
-    "its reader begins anew": lambda dealt: HeldBack(dealt),
-    "it is read twice": lambda dealt: dealt.shuffle(buffer_size=100).cycle(2),
-    "zipped with a pipe that begins anew": lambda dealt: HeldBack(IterableWrapper(range(9))).zip(dealt.shuffle()),
+    "its reader goes on": lambda sent: sent.shuffle(buffer_size=100),
+    "its reader has ended": lambda sent: sent.header(40).shuffle(buffer_size=100),
+    "its reader begins anew": lambda sent: HeldBack(sent),
+    "it is read twice": lambda sent: sent.shuffle(buffer_size=100).cycle(2),
+    "zipped with a pipe that begins anew": lambda sent: HeldBack(IterableWrapper(range(9))).zip(sent.shuffle()),
 }
 
 
-@pytest.mark.parametrize("behind", AFTER_DISPATCHING)
+@pytest.mark.parametrize("after", AFTER_DISPATCHING)
 def test_work_at_the_end_of_the_dispatching_process_is_done_even_if_workers_resume_after_it(
-    behind: str, monkeypatch: pytest.MonkeyPatch
+    after: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 20.0)
 
     def made(state: Any) -> DataLoader2[Any]:
-        dealt = CountingItsEnds(IterableWrapper(range(13))).sharding_round_robin_dispatch()
+        sent = CountingItsEnds(IterableWrapper(range(13))).sharding_round_robin_dispatch()
         return begun(
-            DataLoader2(AFTER_DISPATCHING[behind](dealt), reading_service=two_workers(worker_prefetch_cnt=2)), state
+            DataLoader2(AFTER_DISPATCHING[after](sent), reading_service=two_workers(worker_prefetch_cnt=2)), state
         )
 
     check_resumes(made, (0, -2), (1, -4), pause=0.005)
@@ -267,7 +267,7 @@ def test_an_epoch_that_interrupts_the_wait_for_an_end_starts_again() -> None:
         def share() -> tuple[int, tuple[int, int]]:
             return min(read, 1), (read, 0)
 
-        def dealt() -> Iterator[int]:
+        def sent() -> Iterator[int]:
             nonlocal read
             read = 0
             while read < 7:
@@ -284,27 +284,27 @@ def test_an_epoch_that_interrupts_the_wait_for_an_end_starts_again() -> None:
             return made
 
         seeds = SeedGenerator(3).exported()
-        whole = program(dealt)
-        items = list(whole.go_on_from(None))
+        whole = program(sent)
+        items = list(whole.resume_from(None))
         assert sorted(items) == list(range(1, 8))
-        begun = program(dealt)
-        assert next(begun.go_on_from(None)) == items[0]
+        begun = program(sent)
+        assert next(begun.resume_from(None)) == items[0]
         snapshot = begun.snapshot()
         assert snapshot is not None
         assert snapshot[:2] == (1, (7, 0)), "the worker has read all its items"
 
         again = program(interrupted)
         with pytest.raises(Interrupted):
-            again.go_on_from(snapshot[2])
-        again.datapipe.datapipe.open_stream = dealt
+            again.resume_from(snapshot[2])
+        again.datapipe.datapipe.open_stream = sent
         again.begin_epoch(seeds, None)
-        assert list(again.go_on_from(None)) == items
+        assert list(again.resume_from(None)) == items
 
         again = program(lambda: iter(()))
-        assert list(again.go_on_from(snapshot[2])) == items[1:]
-        again = program(dealt)
+        assert list(again.resume_from(snapshot[2])) == items[1:]
+        again = program(sent)
         with pytest.raises(RuntimeError, match="the dispatching process distributes more items"):
-            again.go_on_from(snapshot[2])
+            again.resume_from(snapshot[2])
 
     check_in_forked_child(check)
 

@@ -13,45 +13,45 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
-from going_on import WORKERS, TakesOnce, Walk, advanced, epochs_of, loaded, plain, saved, with_workers
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
+from resumed import WORKERS, TakesOnce, Walk, advanced, epochs_of, loaded, plain, saved, with_workers
 from torchdata.nodes import IterableWrapper, Loader, Prefetcher, SamplerWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 
-class GoesOn(TakesOnce):
+class Resumes(TakesOnce):
     def __iter__(self) -> Iterator[int]:
-        while self.place < len(self.share()):
-            self.place += 1
-            yield self.share()[self.place - 1]
+        while self.position < len(self.share()):
+            self.position += 1
+            yield self.share()[self.position - 1]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place = state["place"]
+        self.position = state["position"]
 
 
-class Itself(GoesOn):
+class Itself(Resumes):
     def __iter__(self) -> Iterator[int]:
         return self
 
     def __next__(self) -> int:
-        if self.place == len(self.share()):
+        if self.position == len(self.share()):
             raise StopIteration
-        self.place += 1
-        return self.share()[self.place - 1]
+        self.position += 1
+        return self.share()[self.position - 1]
 
 
 class StartsOver(Itself):
     is_loaded = False
 
     def __iter__(self) -> Iterator[int]:
-        self.place, self.is_loaded = self.place if self.is_loaded else 0, False
+        self.position, self.is_loaded = self.position if self.is_loaded else 0, False
         return self
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.place, self.is_loaded = state["place"], True
+        self.position, self.is_loaded = state["position"], True
 
 
-@pytest.mark.parametrize(("stream", "options"), with_workers([GoesOn, Itself, StartsOver, TakesOnce]))
+@pytest.mark.parametrize(("stream", "options"), with_workers([Resumes, Itself, StartsOver, TakesOnce]))
 def test_a_program_that_loads_an_earlier_state_reads_the_later_items_again(
     stream: Any, options: dict[str, Any]
 ) -> None:
@@ -64,7 +64,7 @@ def test_a_program_that_loads_an_earlier_state_reads_the_later_items_again(
         assert epochs_of(loaded(loader, state), 1) == [rest], batches
 
 
-@pytest.mark.parametrize(("stream", "options"), with_workers([GoesOn, Itself, StartsOver, TakesOnce]))
+@pytest.mark.parametrize(("stream", "options"), with_workers([Resumes, Itself, StartsOver, TakesOnce]))
 def test_loading_the_start_forgets_a_state_that_the_stream_has_not_loaded_yet(
     stream: Any, options: dict[str, Any]
 ) -> None:
