@@ -214,7 +214,7 @@ test-unit: setup ## Run the Python tests of files that start no process
 
 # The portable fallback uses files as shared memory, sleeps instead of wake-ups, checks repeatedly for exited processes, and
 # keeps descriptors open. These tests run a second time with the fallback. All other tests of processes run once.
-PORTABLE = $(addprefix tests/python/engine/test_multiprocessing,.py _deaths.py _fork_server.py _forks.py _memory.py _protocol.py)
+PORTABLE = $(addprefix tests/python/engine/test_multiprocessing,.py _exits.py _fork_server.py _forks.py _memory.py _protocol.py)
 
 .PHONY: test-portable
 test-portable: setup ## Run the tests of waits, shared memory and exits with the engine's portable fallback
