@@ -6,14 +6,10 @@ import signal
 import traceback
 from typing import Any
 
-#: The tuple excludes signals that cannot be handled, and signals that report a faulty instruction, such as SIGSEGV.
-CAN_BE_HELD = tuple(
-    sorted(
-        signal.valid_signals()
-        - {signal.SIGKILL, signal.SIGSTOP, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL}
-        - {signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
-    )
-)
+#: Signals that report a faulty instruction.
+_FAULTS = {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
+#: Signals that a program can handle, without `_FAULTS`.
+CAN_BE_HELD = tuple(sorted(signal.valid_signals() - _FAULTS - {signal.SIGKILL, signal.SIGSTOP}))
 
 
 def handled_signals() -> list[int]:

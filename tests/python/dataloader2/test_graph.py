@@ -18,11 +18,7 @@ from torchdata.dataloader2.graph import (
     set_graph_random_seed,
     traverse_dps,
 )
-from torchdata.dataloader2.graph.settings import (
-    SHARDING_PRIORITIES,
-    apply_random_seed,
-    apply_sharding,
-)
+from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_random_seed, apply_sharding
 from torchdata.dataloader2.linter import _check_shuffle_before_sharding
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
 

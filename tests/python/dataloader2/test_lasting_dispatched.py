@@ -321,11 +321,7 @@ def restarting(dispatches: bool, method: str) -> DataLoader2[Any]:
 @pytest.mark.filterwarnings("ignore:.*worker process")
 @pytest.mark.parametrize(
     ("number", "dispatches", "method"),
-    [
-        (signal.SIGSTOP, True, "fork"),
-        (signal.SIGKILL, True, "fork"),
-        (signal.SIGSTOP, False, "spawn"),
-    ],
+    [(signal.SIGSTOP, True, "fork"), (signal.SIGKILL, True, "fork"), (signal.SIGSTOP, False, "spawn")],
 )
 def test_a_state_can_be_taken_before_the_first_item_of_an_epoch_that_a_worker_has_not_begun(
     number: signal.Signals, dispatches: bool, method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -17,11 +17,7 @@ from torchdata.dataloader2 import DataLoader2, RayReadingService
 from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:resuming from this state"),
-    needs_ray,
-    *of_ray,
-]
+pytestmark = [pytest.mark.filterwarnings("ignore:resuming from this state"), needs_ray, *of_ray]
 
 WORKERS = 2
 

@@ -433,8 +433,7 @@ def test_an_error_names_the_service_or_the_number_that_cannot_be_used_with_split
 
 
 @pytest.mark.parametrize(
-    ("workers", "given", "after"),
-    [(1, 3, "held"), (3, 20, "held"), (3, 3, "batched"), (1, 9, "batched")],
+    ("workers", "given", "after"), [(1, 3, "held"), (3, 20, "held"), (3, 3, "batched"), (1, 9, "batched")]
 )
 def test_batches_that_pipes_of_the_main_process_hold_are_kept_by_workers(workers: int, given: int, after: str) -> None:
     def loader(number: int) -> DataLoader2[Any]:

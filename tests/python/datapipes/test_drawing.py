@@ -48,13 +48,7 @@ def test_a_split_pipe_is_one_node_unless_its_children_are_requested(label: str) 
     left, right = SPLITS[label](IterableWrapper(range(4)))
     pipe = left.map(str).zip(right.filter(bool))
     nodes, arrows = drawn(pipe)
-    assert nodes == {
-        "IterableWrapper": BLUE,
-        label: WHITE,
-        "Mapper": WHITE,
-        "Filter": WHITE,
-        "Zipper": GREEN,
-    }
+    assert nodes == {"IterableWrapper": BLUE, label: WHITE, "Mapper": WHITE, "Filter": WHITE, "Zipper": GREEN}
     assert arrows == {
         ("IterableWrapper", label),
         (label, "Mapper"),
@@ -70,12 +64,7 @@ def test_a_split_pipe_is_one_node_unless_its_children_are_requested(label: str) 
 def test_pipes_of_both_kinds_and_of_users_are_drawn_by_their_names() -> None:
     pipe = MirrorIterDataPipe(IterableWrapper("ab")).zip_with_map(SequenceWrapper("ab"), ord)
     nodes, arrows = drawn(pipe)
-    assert nodes == {
-        "IterableWrapper": BLUE,
-        "SequenceWrapper": BLUE,
-        "Mirror": WHITE,
-        "MapKeyZipper": GREEN,
-    }
+    assert nodes == {"IterableWrapper": BLUE, "SequenceWrapper": BLUE, "Mirror": WHITE, "MapKeyZipper": GREEN}
     assert ("Mirror", "MapKeyZipper") in arrows
     assert ("SequenceWrapper", "MapKeyZipper") in arrows
 

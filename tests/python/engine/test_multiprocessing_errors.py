@@ -32,8 +32,7 @@ def key_error():
 
 
 @pytest.mark.parametrize(
-    ("method", "failure"),
-    with_methods((11, key_error), (0, key_error), (19, key_error), (7, SystemExit)),
+    ("method", "failure"), with_methods((11, key_error), (0, key_error), (19, key_error), (7, SystemExit))
 )
 def test_an_exception_arrives_in_order_with_type_origin_and_traceback(method, failure):
     at, make_error = failure
@@ -211,8 +210,5 @@ def test_an_exit_or_interrupt_in_a_thread_of_a_worker_arrives_as_a_runtime_error
 
 
 def test_a_stop_iteration_of_a_pipe_is_not_mistaken_for_the_end_of_the_data():
-    with (
-        loader(EndsLoops(), 1) as dl,
-        pytest.raises(RuntimeError, match="Caught StopIteration in worker process 0"),
-    ):
+    with loader(EndsLoops(), 1) as dl, pytest.raises(RuntimeError, match="Caught StopIteration in worker process 0"):
         list(dl)

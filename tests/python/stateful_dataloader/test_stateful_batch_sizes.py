@@ -25,8 +25,7 @@ def flat(batches: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "workers"),
-    [*((kind, 0) for kind in KINDS), ("RandomSampler", 2), ("user's, stateful", 2)],
+    ("kind", "workers"), [*((kind, 0) for kind in KINDS), ("RandomSampler", 2), ("user's, stateful", 2)]
 )
 def test_the_rest_of_the_epoch_and_the_next_one_equal_those_of_an_uninterrupted_run(kind: str, workers: int) -> None:
     seed_all(1)

@@ -95,10 +95,7 @@ def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
     return loader, iterator
 
 
-@pytest.mark.parametrize(
-    ("kind", "workers"),
-    [*((kind, 0) for kind in KINDS), *WITH_WORKERS],
-)
+@pytest.mark.parametrize(("kind", "workers"), [*((kind, 0) for kind in KINDS), *WITH_WORKERS])
 def test_a_new_loader_resumes_from_a_checkpoint_of_the_loader_object(
     kind: str, workers: int, tmp_path: Path, dcp: Any
 ) -> None:

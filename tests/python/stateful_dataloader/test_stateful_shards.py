@@ -151,10 +151,7 @@ def test_a_state_of_each_number_of_workers_resumes_with_each_other_number(form: 
             assert list(resumed(states[cut], form, after)) == batches[cut:], (after, cut)
 
 
-@pytest.mark.parametrize(
-    ("form", "before", "after"),
-    [(Plain, 3, 2), (WithState, 3, 0), (WithIterator, 0, 2)],
-)
+@pytest.mark.parametrize(("form", "before", "after"), [(Plain, 3, 2), (WithState, 3, 0), (WithIterator, 0, 2)])
 def test_later_epochs_have_the_number_of_workers_of_the_loader(form: Any, before: int, after: int) -> None:
     batches, states = epoch_of(form, before)
     later = resumed(states[3], form, after)
@@ -167,8 +164,7 @@ def test_later_epochs_have_the_number_of_workers_of_the_loader(form: Any, before
 
 
 @pytest.mark.parametrize(
-    ("form", "before", "between"),
-    [(Plain, 3, 0), (WithState, 3, 2), (WithState, 0, 2), (WithIterator, 1, 0)],
+    ("form", "before", "between"), [(Plain, 3, 0), (WithState, 3, 2), (WithState, 0, 2), (WithIterator, 1, 0)]
 )
 def test_a_state_of_the_resumed_epoch_loads_with_a_third_number(form: Any, before: int, between: int) -> None:
     batches, states = epoch_of(form, before)

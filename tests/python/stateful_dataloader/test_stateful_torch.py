@@ -315,10 +315,7 @@ class Own(BaseContext):
         self.Process = kind
 
 
-@pytest.mark.parametrize(
-    ("kind", "exits", "workers"),
-    [(ForkProcess, "error", 2), (Spawned, "restart", 1)],
-)
+@pytest.mark.parametrize(("kind", "exits", "workers"), [(ForkProcess, "error", 2), (Spawned, "restart", 1)])
 def test_a_multiprocessing_context_of_the_program_starts_workers(kind: Any, exits: Any, workers: int) -> None:
     loader = StatefulDataLoader(range(9), num_workers=workers, multiprocessing_context=Own(kind), on_worker_exit=exits)
     for _ in range(workers):

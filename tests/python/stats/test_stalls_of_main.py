@@ -21,10 +21,7 @@ from torchdata.dataloader2 import DataLoader2, DistributedReadingService, MultiP
 from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.filterwarnings("ignore::torchdata._observe.outside.stalls.StallWarning"),
-]
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore::torchdata._observe.outside.stalls.StallWarning")]
 PACKAGE_PATH = str(Path(torchdata.__file__).resolve().parents[1])
 
 

@@ -64,8 +64,7 @@ class Scribbler:
             return
         first, length, _ = rng.choice(found)
         for _ in range(rng.randrange(1, self.most + 1)):
-            # Most writes hit the beginning of a memory page, where headers and the current messages of a ring are
-            # stored.
+            # Most writes hit the beginning of a memory page, which contains headers and the current messages of a ring.
             page = rng.choice([0, 0, 1, rng.randrange(1 + length // 4096)])
             offset = (4096 * page + rng.randrange(rng.choice([768, 1600, 4096]))) % length
             size = min(rng.choice([1, 4, 8, 64, 512]), length - offset)

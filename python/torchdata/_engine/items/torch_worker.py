@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 from torchdata._importing import call_when_imported
@@ -40,18 +39,6 @@ def set_worker_info(worker_id: int, num_workers: int, datapipe: Any, *, is_local
 def _set_info(module: Any) -> None:
     assert splitting.set_info is not None
     splitting.set_info(module)
-
-
-@contextlib.contextmanager
-def torch_as_it_was() -> Iterator[None]:
-    module = sys.modules.get(_MODULE)
-    before = None if module is None else module._utils.worker._worker_info
-    try:
-        yield
-    finally:
-        call_when_imported("worker info", {})
-        if (module := sys.modules.get(_MODULE)) is not None:
-            module._utils.worker._worker_info = before
 
 
 def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:

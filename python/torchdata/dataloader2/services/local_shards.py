@@ -14,10 +14,10 @@ from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
-from torchdata._engine.items.torch_worker import torch_as_it_was
 from torchdata._engine.snapshots import Account, Kept
 from torchdata._engine.workers.epochs import StopPosition
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
+from torchdata._importing import call_when_imported
 from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 
 _T = TypeVar("_T")
@@ -70,7 +70,7 @@ class LocalShards:
         A `with` statement of this method calls `ShardGlobals.__exit__`, which is native code, so Ctrl-C cannot prevent
         that the generators of the process are restored.
         """
-        with one_at_a_time(), ShardGlobals() as outside, torch_as_it_was():
+        with one_at_a_time(), ShardGlobals() as outside:
             try:
                 if enters:
                     program.enter()
@@ -80,6 +80,7 @@ class LocalShards:
                     program.leave()  # the shard's threads must not draw from the process's own generators
             finally:
                 outside.enter()
+                call_when_imported("worker info", {})
 
     # -- as children -----------------------------------------------------------------------------------
 
@@ -140,7 +141,8 @@ class LocalShards:
                     continue
                 self._is_busy = True
                 program = self._programs[shard]
-                items, note = self._in_shard(program, partial(_computed, program, iterator))
+                items: list[Any] = self._in_shard(program, partial(list, islice(iterator, 1)))
+                note = program.note()
                 if note is not None:
                     self._listener.receive(shard, note)
                 if items:
@@ -205,8 +207,3 @@ class LocalShards:
 
     def resume(self) -> None:
         """Does nothing, because no items are computed ahead."""
-
-
-def _computed(program: EpochProgram, iterator: Iterator[Any]) -> tuple[list[Any], Any]:
-    """Returns a list with the next item, or an empty list at the end, and the program's note."""
-    return [*islice(iterator, 1)], program.note()

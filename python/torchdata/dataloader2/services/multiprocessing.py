@@ -20,22 +20,13 @@ from torchdata._engine.snapshots import BUDGET
 from torchdata._engine.workers.epochs import Children
 from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
-from torchdata.dataloader2.graph.cutting import (
-    cut_dispatched,
-    find_replicable_branches,
-    skipping_as_before,
-)
+from torchdata.dataloader2.graph.cutting import cut_dispatched, find_replicable_branches, skipping_as_before
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.graph.utils import replace_pipe
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.choosing import WorkerChoice, choose_workers, log, refuse_ranks
 from torchdata.dataloader2.services.dataset_epochs import DatasetEpochs
-from torchdata.dataloader2.services.interface import (
-    AskRank,
-    ReadingServiceInterface,
-    Resumed,
-    Shares,
-)
+from torchdata.dataloader2.services.interface import AskRank, ReadingServiceInterface, Resumed, Shares
 from torchdata.dataloader2.services.local_shards import LocalShards
 from torchdata.dataloader2.services.orders import Orders
 from torchdata.dataloader2.services.program import (

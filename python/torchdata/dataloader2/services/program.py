@@ -44,14 +44,7 @@ from torchdata.datapipes._pipe.state.layout import PipeEntry
 from torchdata.datapipes._pipe.witnessing import Witness
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.prefetching import end_threads, pipes_with_threads, stop_reading
-from torchdata.datapipes.state import (
-    entries_of,
-    iterate,
-    load_entries,
-    load_generators,
-    set_strictness,
-    threads_paused,
-)
+from torchdata.datapipes.state import entries_of, iterate, load_entries, load_generators, set_strictness, threads_paused
 
 if TYPE_CHECKING:
     from torchdata.datapipes.datapipe import IterDataPipe

@@ -92,10 +92,7 @@ BY_ITEM: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("kind", "workers"),
-    [*((kind, 2) for kind in BY_INDEX), (next(iter(BY_INDEX)), 3)],
-)
+@pytest.mark.parametrize(("kind", "workers"), [*((kind, 2) for kind in BY_INDEX), (next(iter(BY_INDEX)), 3)])
 def test_each_item_is_loaded_once_by_all_workers_and_is_unchanged(kind: str, workers: int, recorded: Recorded) -> None:
     orders = []
     for hide in (Passing, lambda pipe: pipe):

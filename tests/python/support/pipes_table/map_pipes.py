@@ -25,11 +25,7 @@ _row = partial(
 )
 ROWS: list[Row] = [
     _row("map_pipe", lambda s: indexed(s).to_iter_datapipe(), lambda xs: xs),
-    _row(
-        "map_pipe_map",
-        lambda s: indexed(s).map(squared).to_iter_datapipe(),
-        lambda xs: [x * x for x in xs],
-    ),
+    _row("map_pipe_map", lambda s: indexed(s).map(squared).to_iter_datapipe(), lambda xs: [x * x for x in xs]),
     _row(
         "map_pipe_batch",
         lambda s, size, drop_last: indexed(s).batch(size, drop_last).to_iter_datapipe(),

@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 import streams_of_users as streams
+from upstream_states import Counted
 
 DRAWS = ("torch", "numpy", "random", "all")
 
@@ -82,19 +83,10 @@ class AtOnce(Indexed):
         return [1000 + index for index in indices]
 
 
-class Counting(Indexed):
-    reads = 0
-
+class Counting(Counted, Indexed):
     def __getitem__(self, index: int) -> Any:
         self.pause(index)
-        self.reads += 1
-        return torch.tensor([index, self.reads])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"reads": self.reads}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.reads = state["reads"]
+        return super().__getitem__(index)
 
 
 class Noisy(Indexed):
