@@ -1,6 +1,6 @@
 //! Tests the guarantees of a link between threads and between processes.
 //!
-//! A process uses only one kind of shared memory. Therefore, the test `everything_holds_on_the_portable_backing` runs
+//! A process uses only one kind of shared memory, so the test `everything_holds_on_the_portable_backing` runs
 //! this binary again with the portable fallback.
 #![cfg(not(loom))]
 

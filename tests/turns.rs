@@ -1,5 +1,5 @@
-//! Tests how often a waiting thread yields. A thread must continue to yield if yielding ends its waits early, and must
-//! rarely yield if only unrelated threads run instead.
+//! Tests how often a waiting thread yields the processor. A thread must continue to yield if this ends its waits early,
+//! and must rarely yield if only unrelated threads use the processor.
 
 use proptest::prelude::*;
 use torchdata_core::process::turns::Turns;

@@ -93,7 +93,7 @@ def upward() -> dict[tuple[str, str], set[tuple[str, str]]]:
 
 
 def circles() -> list[list[str]]:
-    """Returns the groups of modules that import each other in a circle, and the groups of top-level folders that do so.
+    """Returns the groups of modules, and the groups of top-level folders, that import each other in a circle.
 
     Imports inside functions and for type checkers count like any other import. A package's `__init__.py` is not part of
     a circle, because it only repeats the names of its modules.

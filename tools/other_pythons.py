@@ -1,8 +1,8 @@
 """Runs tests on other versions of CPython, each in its own virtual environment with the built wheel.
 
-Role: verifies that a single wheel works with all these versions (abi3). On each version, tests of start methods,
-functions pickled by value and errors run, and all test files that start no process. Then each version loads the states
-that all other versions have saved.
+Role: verifies that a single wheel works with all tested versions of CPython (abi3). Each version runs the tests of
+start methods, errors and pickling by value, and all test files that start no process. Then each version loads the
+states that all other versions have saved.
 
 A version is searched for on PATH, under pyenv, and in a chroot. `make chroot` creates a chroot with Debian's
 development branch, which contains the newest versions. The checkout and /tmp are mounted into the chroot in a separate

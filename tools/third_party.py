@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NOTICES = ROOT / "THIRD-PARTY-NOTICES.txt"
 
 _NAMES = ("license", "licence", "copying", "notice", "unlicense")
-#: The systems to consider. Crates that are used only on other systems are omitted.
+#: The systems to consider. Crates that none of these systems uses are omitted.
 _TARGETS = (
     "x86_64-unknown-linux-gnu",
     "aarch64-unknown-linux-gnu",

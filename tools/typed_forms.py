@@ -4,9 +4,9 @@ Role: imports the package, and reads the registries of forms. A form has the sig
 the constructor's overloads), or of `__new__`.
 
 A form returns `IterDataPipe[T]` (or `MapDataPipe[T]`). The item type `T` is taken from the constructor's overloads,
-from the class, or from the source. If none of them has an item type, `T` is `Any`. A form returns the pipe's own class
-only if this class has methods for users, such as `set_seed`. Therefore, a variable `pipe: IterDataPipe[Any]` accepts
-`pipe = pipe.map(f)` repeatedly.
+from the class, or from the source, and otherwise is `Any`. A form returns the pipe's own class only if this class has
+methods for users, such as `set_seed`. Therefore, a variable `pipe: IterDataPipe[Any]` accepts `pipe = pipe.map(f)`
+repeatedly.
 
     typed_forms.py            writes the file
     typed_forms.py --print    prints the new content

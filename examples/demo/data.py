@@ -54,8 +54,8 @@ def _write_shard(path: Path, members: Iterator[tuple[str, bytes]]) -> None:
 def write_photographs(folder: Path, count: int) -> tuple[Path, Path]:
     """Writes crops of the two photographs as JPEG files of 640 x 427 pixels, unless the files exist.
 
-    The first photograph shows a temple, the second one a flower. Each file shows an enlarged part of a photograph, and
-    is named `<index>_<label>.jpg`.
+    The first photograph shows a temple, and the second photograph shows a flower. Each file shows an enlarged part of a
+    photograph, and is named `<index>_<label>.jpg`.
 
     Args:
         folder: the folder for the shards.

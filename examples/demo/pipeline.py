@@ -61,7 +61,7 @@ def stack(batch: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def photographs(folder: Path, batch_size: int, training: bool = True) -> IterDataPipe[Any]:
-    """Returns the graph over the shards. Each shard is read and decoded by one worker only."""
+    """Returns the graph of pipes that reads the shards. Each shard is read and decoded by one worker only."""
     shards: IterDataPipe[str] = FileLister(str(folder), masks="*.tar")
     if training:
         shards = shards.shuffle()

@@ -61,7 +61,7 @@ class Epoch:
 def small(images: Any) -> Any:
     """Reduces images of 224 x 224 pixels to 14 x 14 means, which are the input of `Softmax`."""
     n, height, width, colours = images.shape
-    # It is much faster to first sum over the contiguous rows than to sum over both axes at once.
+    # Summing over the contiguous rows first is much faster than summing over both axes at once.
     rows = images.reshape(n, 14, height // 14, width * colours).sum(axis=2, dtype="uint16")
     sums = rows.reshape(n, 14, 14, width // 14, colours).sum(axis=3, dtype="uint32")
     return sums / (height // 14 * (width // 14))

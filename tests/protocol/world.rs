@@ -155,7 +155,7 @@ pub enum Main {
     /// The main process requests the next item.
     Reading(bool),
     Paused,
-    /// The main process must call a function in `.0` more children, while the loader is paused (`.1`) or not.
+    /// The main process must call a function in `.0` more children. `.1` is true if the loader is paused.
     Calling(usize, bool),
     Between,
     /// The main process stops the children, and `.0` children have already received the command.

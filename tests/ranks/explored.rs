@@ -1,4 +1,4 @@
-//! Explores all orders of events in a small job. At any step, one of the ranks can fail.
+//! Explores all orders of events in a job of a few ranks. At any step, one of the ranks can fail.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -71,7 +71,7 @@ impl Explorer {
         Self { size, victim, harm, start: Instant::now() }
     }
 
-    /// Explores all orders, and returns the number of visited states.
+    /// Explores all orders of events, and returns the number of visited states.
     pub fn run(&self) -> usize {
         let mut seen = HashSet::new();
         let mut open = vec![self.begin()];

@@ -81,8 +81,8 @@ def rate(
     while time.perf_counter() - begin < warm_up:
         consume(islice(iterator, chunk))
         taken += chunk
-        # Some items were ready before the measurement began, so the first estimates of the rate are too high.
-        # Therefore, the chunk size at most doubles in each step.
+        # The chunk size at most doubles in each step, because the first estimates of the rate are too high: some items
+        # were ready before the measurement began.
         chunk = max(1, min(2 * chunk, int(0.02 * taken / (time.perf_counter() - begin))))
     begin, taken = time.perf_counter(), 0
     while True:

@@ -60,8 +60,8 @@ def loader(order: dict[str, Any]) -> Any:
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Yields objects that actors have already created. Each object is as large as a frame of this project, or as one
-    item if an item is larger."""
+    """Yields objects that actors have already created. Each object has `CHUNK_BYTES` bytes, or the size of one item if
+    an item is larger."""
     import numpy
 
     size = max(CHUNK_BYTES, BYTES[order["item"]])

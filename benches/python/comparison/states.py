@@ -17,7 +17,7 @@ from typing import Any
 
 #: The size of an item in the shuffle buffer in bytes, and the number of items in the buffer.
 SIZE, HELD = 18_000, 1_000
-#: The number of items in an epoch. Each run reads only some of these items.
+#: The number of items in an epoch. Each run reads only a part of one epoch.
 MANY = 10_000_000
 STATES = 200
 

@@ -130,7 +130,7 @@ def laid_out(item: str, title: str) -> Workload:
 
 
 def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
-    """Compares many small tensors with arrays. Most of the time is spent on creating and describing the tensors."""
+    """Compares rates of small tensors and of arrays. Creating and describing the tensors takes most of the time."""
     rival = Contender("arrays, moved by us", "ours", item=arrays)
     goals = (
         Goal("at least 5 times torch", torch.name, at_least=5),
@@ -182,7 +182,7 @@ def chain(name: str, title: str, case: str) -> Workload:
 
 
 def training(name: str, title: str, crops: str, least: float, fast: bool = False) -> Workload:
-    """Measures batches of random JPEG crops. Each contender uses the decoder that suits it best."""
+    """Measures how fast batches of random JPEG crops arrive. Each contender uses its most suitable decoder."""
     with_torch = {"imports": ["torch"]}
     mine = f"{crops} by us"
     all_of_them = (

@@ -382,7 +382,7 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
 def test_a_thread_that_reads_ahead_takes_no_item_while_shards_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     position = WorkerOutput.position
 
-    # Without a pause, the thread would take an item during this sleep.
+    # The sleep gives the thread time to take an item if it is not paused.
     monkeypatch.setattr(WorkerOutput, "position", lambda *given: time.sleep(0.1) or position(*given))
     begun = of_split_ranks(2, 0, 3)
     rest = in_steps(of_split_ranks(3, 0, None, states_of(begun)))

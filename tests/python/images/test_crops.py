@@ -1,4 +1,4 @@
-"""`random_region` chooses regions of an image by the same rules as torchvision, with any random generator."""
+"""`random_resized_crop` crops images by the same rules as torchvision, with any random generator."""
 
 import math
 import random

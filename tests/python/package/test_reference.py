@@ -1,4 +1,4 @@
-"""The API reference builds without warnings. It contains every public object, and an example of its use."""
+"""The API reference builds without warnings, and contains every public object with an example of its use."""
 
 import html
 import importlib
