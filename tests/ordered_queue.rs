@@ -1,4 +1,4 @@
-//! Tests the ordered queue: order, capacity, holds, closing, errors, and inspection of buffered items.
+//! Tests the ordered queue: order, capacity, holding and closing the queue, errors, and inspection of buffered items.
 
 #![cfg(not(loom))]
 

@@ -79,7 +79,7 @@ WITH_CARRIERS = BACKENDS[1:]
 def on_two_nodes() -> Iterator[OnRay]:
     with nodes(2):
         backend = OnRay(ray_remote_args={"scheduling_strategy": "SPREAD"})
-        # Opens the connections between the nodes by reading a loader, so that no test reports these connections.
+        # Opens the connections between the nodes by reading a loader, so that no test reports them as leaks.
         with DataLoader2(IterableWrapper(range(2)).sharding_filter(), reading_service=backend.service()) as loader:
             list(loader)
         yield backend
