@@ -76,7 +76,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # The global random generators begin the replay with the states that they had in the original iteration.
+    # The replay draws the same numbers from the global random generators as the original iteration.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
@@ -156,8 +156,8 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """The number of items that the pipe's running iteration has yielded. If PyTorch assigns another number to this
-    attribute of a pipe, that number is used instead."""
+    """The number of items that the pipe's running iteration has yielded. If PyTorch sets this attribute of a pipe to a
+    number, reading the attribute returns PyTorch's number."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded

@@ -206,7 +206,7 @@ class _Saving:
         """Returns the ids of the pipes that a resumed run must continue to read.
 
         Args:
-            alone: whether the main pipe of a split such as `fork` is included if a child of the split has not begun to
+            alone: whether to include the main pipe of a split such as `fork` if a child of this split has not begun to
                 read it.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()

@@ -199,7 +199,7 @@ def _of_numpy(state: Any, bits: Any) -> _Way:
         made.standard_normal(seed)  # after an odd count, the generator stores a spare normal number
         return made
 
-    # A pickle, because formatting the state as text would take milliseconds.
+    # The states are compared as pickles, because formatting a state as text would take milliseconds.
     is_usual = type(bits) is numpy_random.MT19937
     if is_usual and _is_copied(_numpy, new, lambda one: pickle.dumps(one.get_state(legacy=False))):
         return _numpy(state)

@@ -72,7 +72,7 @@ class PipeHooks:
 
     def threads_paused(self, patience: float | None = None) -> AbstractContextManager[None]:
         """Returns a context that pauses the pipe's threads, so that they do not read the sources of the pipe. Raises
-        TimeoutError if a thread computes an item for more than `patience` seconds, or the pipe's own limit."""
+        TimeoutError if a thread needs more than `patience` seconds for an item; None means the pipe's own limit."""
         return nullcontext()
 
     def _threads_at_work(self) -> Work | None:

@@ -73,8 +73,8 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
         except AttributeError:
             if record is not None and record.stamp:
                 raise
-            # `state_dict` may fail before the first iteration, because some pipes create their attributes only when an
-            # iteration begins.
+            # If `state_dict` fails before the first iteration, the state is left out, because some pipes create their
+            # attributes only when an iteration begins.
     elif counted := counted_attributes(pipe):
         entry = entry._replace(state=counted)
     return entry, None

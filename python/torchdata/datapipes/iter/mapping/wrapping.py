@@ -86,8 +86,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     share.
 
     If the iterable or its iterators have `state_dict` and `load_state_dict`, these methods restore the position (see
-    `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state of the iterable is saved
-    between two epochs, too.
+    `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, a state that is saved between two
+    epochs also contains the state of the iterable.
 
     An iterable that can neither seek nor save its state is reread up to the saved position, with the original states of
     the global random generators. Some of the reread items are compared with the original items. If a reread item
@@ -218,7 +218,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         return source
 
     def state_dict(self) -> dict[str, Any]:
-        # If the iterable can neither save its state nor seek, the state contains a checksum of some items.
+        # A set raises an error here if its members cannot be sorted, because its order may differ between processes.
         if isinstance(self.iterable, (set, frozenset)):
             in_fixed_order(self.iterable)
         state = {} if self._stream is None else self._stream.state()

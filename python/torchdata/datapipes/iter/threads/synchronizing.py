@@ -256,7 +256,7 @@ class FullSync(_PrefetchBase[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
+        timeout: the number of seconds that a rank waits at each item for all other ranks, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
             object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. If
             `process_group` is None (the default), all ranks of `torch.distributed` end together, and open separate

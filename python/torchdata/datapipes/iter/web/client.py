@@ -147,8 +147,8 @@ class Client:
         return self.get(connections.session(), url, url, headers)
 
     def get(self, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
-        """Requests `url`, and returns a successful response before its body is read. Error messages contain `named` and
-        not `url`."""
+        """Requests `url`, and returns a successful response before its body is read. Error messages contain `named`,
+        the URL that the user gave, instead of `url`."""
         import requests
         from urllib3.exceptions import MaxRetryError, ReadTimeoutError
 
