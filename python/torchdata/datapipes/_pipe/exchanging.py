@@ -224,9 +224,9 @@ def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Calla
     """Tests whether copying the memory of a random generator to another generator also copies the state.
 
     Args:
-        of: a function from a generator to its `_Way`.
-        new: a function from a seed to a generator.
-        seen: a function from a generator to its state in the library's public interface.
+        of: a function that returns the `_Way` of a generator.
+        new: a function that creates a generator from a seed.
+        seen: a function that returns the state of a generator by the library's public interface.
     """
     try:
         for first, second in ((1, 2), (2, 1)):

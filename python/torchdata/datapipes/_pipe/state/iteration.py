@@ -93,8 +93,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. A resumed run sets
-    these counters in its copy of the pipe before it replays the pipe."""
+    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. Before a resumed run
+    replays its copy of the pipe, it sets the counters of the copy to these values."""
     now = counters_of(pipe)
     if now is None:
         return {}

@@ -92,7 +92,7 @@ def refuse_text(pipe: object, path: str, stream: Any) -> None:
 
 
 def seeks_cheaply(file_obj: Any) -> bool:
-    """Returns whether seeking back is fast, because it does not require decompressing the file from the start."""
+    """Returns whether seeking back is fast: whether it works without decompressing the file from the start."""
     return bool(getattr(getattr(file_obj, "raw", None), "seeks_cheaply", True))
 
 

@@ -403,7 +403,7 @@ class _TarMember(MemberFile):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Whether seeking back is fast, for a pipe that reads this member as an archive."""
+        """Whether seeking back in this member is fast; used if the member is itself read as an archive."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:

@@ -120,8 +120,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     data_attributes = frozenset({"iterable"})
     #: The object that reads an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. The next iteration resumes
-    #: from the state `_loaded`.
+    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. `_loaded` is the state
+    #: where the next iteration resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
     #: For an iterator that cannot be copied: `_was_read` is True if the current epoch has read the iterator, and

@@ -180,7 +180,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """Ends an iteration when the pipe and the iterator, which share this object, have both dropped it."""
+    """Ends an iteration when both the pipe and its iterator have dropped their references to this object."""
 
     def __init__(self, data: _StepData) -> None:
         self._data = data
