@@ -97,7 +97,7 @@ def _watched(
     sample = next_sample(taken)
     while not watch.is_full:
         yield _own_of(source, own, block, index, sample - taken)
-        if has_ended():  # the source is not called, because some exhausted iterators start again
+        if has_ended():  # some exhausted iterators start again if they are called
             return
         index, taken = index + sample - taken, sample
         sampled = [*islice(source, 1)]

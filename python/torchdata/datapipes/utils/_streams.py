@@ -312,8 +312,8 @@ def _closed_stream(name: str | None) -> StreamWrapper:
 
 
 def detached(stream: Any, offset: int | None = None) -> Any:
-    """Returns a placeholder without an open file, which can reopen `stream` at `offset`. None means the current
-    position.
+    """Returns a placeholder without an open file, which can reopen `stream` at `offset` or, if `offset` is None, at the
+    current position.
 
     For an in-memory file, returns a copy of the file. A stream that cannot be reopened is returned unchanged.
     """

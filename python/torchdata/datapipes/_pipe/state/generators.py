@@ -104,7 +104,7 @@ def _imported(name: str) -> Any:
 
 
 def _of_numpy(generator: Any) -> Any:
-    if type(generator._bit_generator) is not sys.modules["numpy.random"].MT19937:  # the program has replaced it
+    if type(generator._bit_generator) is not sys.modules["numpy.random"].MT19937:  # the program's own generator
         return to_plain(generator.get_state(legacy=False), "NumPy's global generator")
     _, key, position, has_gauss, gauss = generator.get_state()
     return key.astype("<u4").tobytes(), int(position), int(has_gauss), float(gauss)

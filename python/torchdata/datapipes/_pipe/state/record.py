@@ -99,7 +99,7 @@ class PassRecord:
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:
-        return type(None), ()  # unpickles as None, so that pickles do not depend on this class
+        return type(None), ()  # the record unpickles as None, so that pickles do not depend on this class
 
 
 def token_of(datapipe: Any) -> IterationToken:

@@ -279,7 +279,8 @@ class EntryRecipe:
 
 
 class LimitedFiles(GivenLength):
-    """The base class of pipes with the arguments `length` and `max_ratio`. It must precede IterDataPipe."""
+    """The base class of pipes with the arguments `length` and `max_ratio`. `LimitedFiles` must precede IterDataPipe in
+    the list of base classes."""
 
     def __init__(
         self, datapipe: Iterable[tuple[str, Any]], length: int = -1, *, max_ratio: float | None = MAX_RATIO

@@ -261,7 +261,7 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 def _in_proportion(compression: str, max_ratio: float | None, source: CountedStream) -> Pieces:
     """Returns a function that returns the next decompressed bytes of `source`, and raises an error for a decompression
-    bomb. Skipped members count, too."""
+    bomb. The decompressed size includes skipped members."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:

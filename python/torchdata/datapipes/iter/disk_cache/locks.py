@@ -53,7 +53,7 @@ class Lock:
             return _held.get(self._file) is self
 
     def release(self) -> None:
-        """Releases the lock. May be called twice. Does nothing in a forked child process."""
+        """Releases the lock, unless it was released before. Does nothing in a forked child process."""
         with _mutex:
             if _held.get(self._file) is not self:
                 return

@@ -190,7 +190,7 @@ class Section:
 
     def _wait(self, path: str, since: float | None) -> float:
         """Waits a fraction of a second for the file `path`. Returns the time when the waiting for this file began."""
-        locks.release_all_of(self._thread)  # while this thread waits, its other sections write nothing
+        locks.release_all_of(self._thread)  # other sections of this thread write nothing while it waits
         now, limit = time.monotonic(), self._timeout()
         if since is None:
             return now

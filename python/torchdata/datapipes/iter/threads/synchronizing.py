@@ -153,7 +153,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             vote = -(group.rank + 1)
         elif failure is not None:
             vote = -(group.world_size + group.rank + 1)
-        if data.slot is not None:  # a pause of this rank waits for its source, but not for other ranks
+        if data.slot is not None:  # the pipe can be paused while it waits for other ranks
             queue.leave_source(data.slot)
         try:
             least = group.all_reduce_min(vote)

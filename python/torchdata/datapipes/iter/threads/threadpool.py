@@ -251,7 +251,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         self._restored = state_dict
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
-        self._close_pool()  # function calls in its threads would continue to draw random numbers
+        self._close_pool()  # calls in the pool's threads would continue to draw random numbers
         super()._load_lasting_state(lasting)
 
 
