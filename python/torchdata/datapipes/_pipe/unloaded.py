@@ -59,9 +59,7 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
         return indices
 
     indices = begin_iteration(datapipe, begin)
-    return indices, loads[
-        0
-    ] if loads else datapipe._loads()  # `begin` is not called if the iteration resumes at its end
+    return indices, loads[0] if loads else datapipe._loads()  # if it resumes at its end, `begin` is not called
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
