@@ -274,8 +274,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Makes batches of items of similar length with a limited total length."""
 
     def mux(self, *datapipes: Any) -> IterDataPipe[Any]:
-        """Yields one item of each input in turn, until the shortest input ends. Incomplete rounds are not
-        yielded.
+        """Yields one item of each input in turn, until the shortest input ends. An incomplete round, in
+        which an input has ended, is not yielded.
         """
 
     def mux_longest(self, *datapipes: Any) -> IterDataPipe[Any]:

@@ -76,7 +76,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # The global random generators begin the replay with the states that they had in the original iteration.
+    # The replay draws the same numbers from the global random generators as the original iteration.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
@@ -156,8 +156,8 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """The number of items that the pipe's running iteration has yielded. If PyTorch assigns another number to this
-    attribute of a pipe, that number is used instead."""
+    """The number of items that the pipe's running iteration has yielded. If PyTorch sets this attribute of a pipe to a
+    number, reading the attribute returns PyTorch's number."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
@@ -323,8 +323,8 @@ class IterDataPipe(IterForms[T_co], _CommonPipe, PipeHooks, Generic[T_co], metac
 
     A subclass that defines `state_dict()` and `load_state_dict()` is restored by these methods. `state_dict()` returns
     the position of the pipe, without the positions of its sources. `load_state_dict(state_dict)` makes the next
-    iteration resume from such a position. Most pipes of this package have both methods, which loaders call. To save the
-    positions of all pipes of a graph yourself, use `torchdata.datapipes.state.save_state`.
+    iteration resume from the position in `state_dict`. Most pipes of this package have both methods, which loaders
+    call. To save the positions of all pipes of a graph yourself, use `torchdata.datapipes.state.save_state`.
 
     Without `state_dict`, a resumed pipe is replayed: it starts from the beginning and drops items up to the saved
     position. A subclass should keep its iteration state in attributes that `reset()` initializes, and its `__iter__`

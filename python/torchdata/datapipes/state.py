@@ -200,13 +200,13 @@ class _Saving:
         self.graph, self.end, self.pipes = graph, graph.end, graph.pipes
         self._in_use = self._find_in_use(alone=True)
 
-    # -- which passes belong together ----------------------------------------------------------------------------
+    # -- which iterations belong together ------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
         """Returns the ids of the pipes that a resumed run must continue to read.
 
         Args:
-            alone: whether the main pipe of a split such as `fork` is included if a child of the split has not begun to
+            alone: whether to include the main pipe of a split such as `fork` if a child of this split has not begun to
                 read it.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
@@ -356,7 +356,7 @@ class _Saving:
                 entry = entry._replace(restores=True, yielded=token_of(pipe).yielded, finished=True)
             if not record.skipped:
                 return entry
-            return entry._replace(skipped=record.skipped)  # even if the iteration has been read to its end
+            return entry._replace(skipped=record.skipped)  # the counts are kept even if the iteration has ended
         finished, state = self._has_finished(pipe), position_of(pipe)
         seeds = record.seed, record.seeded or None
         return PipeEntry(name_of(pipe), True, token_of(pipe).yielded, finished, state, *seeds, record.skipped or None)

@@ -35,7 +35,7 @@ class Division:
         Args:
             taken: the index of the iterator's next item, counted over the items of all shards.
             watch: the `SampleWatch` that samples the source's items; None for no samples.
-            has_ended: a function that returns whether the source is exhausted; used only with `watch`.
+            has_ended: a function that returns whether the source is exhausted; required only if `watch` is given.
         """
         if self.is_whole and watch is None:
             return source
@@ -55,7 +55,7 @@ class Division:
         """Returns the position after the item that the shard has yielded last, counted over the items of all shards.
 
         Args:
-            taken: the position where the iteration begins.
+            taken: the position of the iteration's first item, counted over the items of all shards.
             passed_on: the number of items that the shard has yielded in the iteration, at least one.
         """
         rounds, index = divmod(self.own_before(taken) + passed_on - 1, self.block)
@@ -97,7 +97,7 @@ def _watched(
     sample = next_sample(taken)
     while not watch.is_full:
         yield _own_of(source, own, block, index, sample - taken)
-        if has_ended():  # the source is not called, because some exhausted iterators start again
+        if has_ended():  # some exhausted iterators start again if they are called
             return
         index, taken = index + sample - taken, sample
         sampled = [*islice(source, 1)]

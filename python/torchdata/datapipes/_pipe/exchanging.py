@@ -199,7 +199,7 @@ def _of_numpy(state: Any, bits: Any) -> _Way:
         made.standard_normal(seed)  # after an odd count, the generator stores a spare normal number
         return made
 
-    # A pickle, because formatting the state as text would take milliseconds.
+    # The states are compared as pickles, because formatting a state as text would take milliseconds.
     is_usual = type(bits) is numpy_random.MT19937
     if is_usual and _is_copied(_numpy, new, lambda one: pickle.dumps(one.get_state(legacy=False))):
         return _numpy(state)
@@ -224,9 +224,9 @@ def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Calla
     """Tests whether copying the memory of a random generator to another generator also copies the state.
 
     Args:
-        of: a function from a generator to its `_Way`.
-        new: a function from a seed to a generator.
-        seen: a function from a generator to its state in the library's public interface.
+        of: a function that returns the `_Way` of a generator.
+        new: a function that creates a generator from a seed.
+        seen: a function that returns the state of a generator by the library's public interface.
     """
     try:
         for first, second in ((1, 2), (2, 1)):

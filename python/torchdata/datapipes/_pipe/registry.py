@@ -48,8 +48,8 @@ class FunctionalForms:
 
     @classmethod
     def register_function(cls, function_name: str, function: Callable[..., Any]) -> None:
-        """Makes `function(pipe, ...)` available as `pipe.function_name(...)`. Raises ValueError if a different class
-        has the name (see `_may_replace`)."""
+        """Makes `function(pipe, ...)` available as `pipe.function_name(...)`. Raises ValueError if another class
+        already has a functional form with this name (see `_may_replace`)."""
         before = cls.functions.get(function_name)
         if before is not None and not _may_replace(before, function):
             raise ValueError(

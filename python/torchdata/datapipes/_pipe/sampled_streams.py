@@ -26,7 +26,7 @@ _END: Any = object()
 
 
 class SampledStream:
-    """Reads a stream. `saved` is an earlier result of `state`, to resume there, or None to begin a new iteration."""
+    """Reads a stream, and resumes from `saved`, an earlier result of `state`; None begins a new iteration."""
 
     def __init__(self, name: str, saved: dict[str, Any] | None = None) -> None:
         self._name = name

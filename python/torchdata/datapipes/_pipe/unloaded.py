@@ -26,8 +26,8 @@ Load = Callable[[Any], Any]
 
 # A pipe that can yield indices defines three methods. `_can_wait` returns whether the next iteration can yield indices.
 # `_iter_unloaded` is called instead of `__iter__` to begin an iteration: it returns an iterator over indices, and a
-# function from an index to its item. `_loads` returns only this function. A subclass that overrides `__iter__` must
-# override all three methods.
+# function from an index to its item. `_loads` returns only the function from an index to its item. A subclass that
+# overrides `__iter__` must override all three methods.
 
 
 def can_wait(datapipe: Any) -> bool:
@@ -59,7 +59,7 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
         return indices
 
     indices = begin_iteration(datapipe, begin)
-    return indices, loads[0] if loads else datapipe._loads()  # if it resumes at its end, no `_iter_unloaded` runs
+    return indices, loads[0] if loads else datapipe._loads()  # if it resumes at its end, `begin` is not called
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:

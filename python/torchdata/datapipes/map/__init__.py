@@ -26,7 +26,7 @@ _PIPES = late_names(
         "wrapping": "IterToMapConverter SequenceWrapper",
     }
 )
-#: Private classes, which pickles name.
+#: Private classes that pickles refer to by name.
 _HELD = late_names(
     {
         "torchdata.datapipes._pipe.arrow_sources": "ArrowChunks ArrowFragments IcebergFiles",

@@ -43,8 +43,8 @@ class FileRecipe:
 
 
 def recipe_of(file_obj: Any) -> Recipe | None:
-    """Returns a `Recipe` that can reopen a binary file that was opened by its path, if the path leads to the same file.
-    Returns None for a text file, because its newline translation is unknown."""
+    """Returns a `Recipe` that reopens a binary file by its path, if the path leads to this file. Returns None for a
+    text file, because its newline translation is unknown."""
     raw = file_obj.raw if type(file_obj) is io.BufferedReader else file_obj
     if type(raw) is io.FileIO:
         if raw.closed or not isinstance(raw.name, str) or raw.mode != "rb":
@@ -60,8 +60,8 @@ def recipe_of(file_obj: Any) -> Recipe | None:
 
 
 class _Base:
-    """An empty base class of `StreamWrapper`. Python cannot add a base class to a class that derives only from
-    `object`."""
+    """An empty base class, which lets `pair_streams_with_torch` change the base classes of `StreamWrapper`: Python does
+    not allow this for a class that derives only from `object`."""
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):
@@ -312,8 +312,8 @@ def _closed_stream(name: str | None) -> StreamWrapper:
 
 
 def detached(stream: Any, offset: int | None = None) -> Any:
-    """Returns a placeholder without an open file, which can reopen `stream` at `offset`. None means the current
-    position.
+    """Returns a placeholder without an open file, which can reopen `stream` at `offset` or, if `offset` is None, at the
+    current position.
 
     For an in-memory file, returns a copy of the file. A stream that cannot be reopened is returned unchanged.
     """

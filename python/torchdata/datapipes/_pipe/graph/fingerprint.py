@@ -68,8 +68,8 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Returns whether an argument may change between epochs. Only arguments that are set by an adapter of `DataLoader2`
-    have a dot in `name`."""
+    """Returns whether an argument may change between epochs. A dot in `name` means that an adapter of `DataLoader2` has
+    set the argument."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 

@@ -49,8 +49,8 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Adds the functional form `method` to PyTorch's pipes. A form that PyTorch already has under this name is
-        replaced only if it is the form `before`."""
+        """Adds the functional form `method` to PyTorch's pipes. If PyTorch already has a functional form with this
+        name, the form is replaced only if it is `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):

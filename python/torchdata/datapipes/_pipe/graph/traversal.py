@@ -114,7 +114,7 @@ def pipes_in(value: Any) -> list[Any]:
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
     # The heap contains groups of containers. The group with the smallest width is searched next: the width is the
-    # number of containers in the group and in all groups around it.
+    # number of containers in this group and in all groups that enclose it.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)

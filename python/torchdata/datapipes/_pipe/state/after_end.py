@@ -11,8 +11,8 @@ from torchdata.datapipes._pipe.state.record import passed
 
 
 class AfterEnd(Iterator[Any]):
-    """Yields the items of the first iterator. If the first iterator is empty, begins a new iteration of the pipe and
-    its sources."""
+    """Yields the items of the iterator that `begin` returns. If this iterator is empty, restarts the sources of the
+    pipe and calls `begin` again."""
 
     __slots__ = ("_begin", "_datapipe", "_iterator", "_sources")
 

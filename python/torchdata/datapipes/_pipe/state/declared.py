@@ -32,8 +32,8 @@ def state(
             this pipe; False by default.
         copied: whether copies and pickles of the pipe include the attribute; False by default.
         lasts: whether the value is kept from one iteration to the next; False by default. The pipe must assign a new
-            value instead of modifying the old value, because a saved state may contain the old value. Only dicts may be
-            modified, because a saved state contains a copy of a dict.
+            value instead of modifying the old value, because a saved state may contain the old value. Only a dict may
+            be modified, because saved states contain a copy of the dict.
         saved: whether saved states include the attribute; True by default.
 
     Returns:

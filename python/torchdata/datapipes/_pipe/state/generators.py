@@ -1,7 +1,7 @@
 """Saves and loads the global random generators of `random`, NumPy and torch in this process.
 
-Role: a saved state of a graph includes the states of these generators, because user functions may draw numbers from
-them.
+Role: a saved state of a graph includes the states of the global generators, because user functions may draw numbers
+from them.
 
 At the beginning of an epoch, a worker process seeds the generators of the libraries that are imported. If a user
 function imports NumPy or torch during the epoch, this module seeds the library's generator before the importing code
@@ -104,7 +104,7 @@ def _imported(name: str) -> Any:
 
 
 def _of_numpy(generator: Any) -> Any:
-    if type(generator._bit_generator) is not sys.modules["numpy.random"].MT19937:  # the program has replaced it
+    if type(generator._bit_generator) is not sys.modules["numpy.random"].MT19937:  # the program's own generator
         return to_plain(generator.get_state(legacy=False), "NumPy's global generator")
     _, key, position, has_gauss, gauss = generator.get_state()
     return key.astype("<u4").tobytes(), int(position), int(has_gauss), float(gauss)

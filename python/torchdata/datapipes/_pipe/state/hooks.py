@@ -44,10 +44,7 @@ class PipeHooks:
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether the running iteration of this pipe reads the running iteration of `source`.
-
-        None (the default) means unknown.
-        """
+        """Returns whether this pipe's running iteration reads the running iteration of `source`; None means unknown."""
         return None
 
     def _resumes_alone(self) -> bool:
@@ -57,7 +54,7 @@ class PipeHooks:
 
     def _entries_of_sources(self) -> dict[int, PipeEntry]:
         """Returns the `PipeEntry` of each direct and indirect source, by id, if one process reads the sources for
-        several shards. Otherwise, returns an empty dict."""
+        several shards; otherwise, an empty dict."""
         return {}
 
     #: Whether `on_error` may call the pipe's `__iter__` again after a skipped exception, to get an iterator that
@@ -72,7 +69,7 @@ class PipeHooks:
 
     def threads_paused(self, patience: float | None = None) -> AbstractContextManager[None]:
         """Returns a context that pauses the pipe's threads, so that they do not read the sources of the pipe. Raises
-        TimeoutError if a thread computes an item for more than `patience` seconds, or the pipe's own limit."""
+        TimeoutError if a thread needs more than `patience` seconds for an item; None means the pipe's own limit."""
         return nullcontext()
 
     def _threads_at_work(self) -> Work | None:

@@ -73,8 +73,8 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
         except AttributeError:
             if record is not None and record.stamp:
                 raise
-            # `state_dict` may fail before the first iteration, because some pipes create their attributes only when an
-            # iteration begins.
+            # If `state_dict` fails before the first iteration, the state is left out, because some pipes create their
+            # attributes only when an iteration begins.
     elif counted := counted_attributes(pipe):
         entry = entry._replace(state=counted)
     return entry, None
@@ -93,8 +93,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. A resumed run sets
-    these counters in its copy of the pipe before it replays the pipe."""
+    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. Before a resumed run
+    replays its copy of the pipe, it sets the counters of the copy to these values."""
     now = counters_of(pipe)
     if now is None:
         return {}

@@ -25,12 +25,12 @@ class Beginning:
     """The state of a graph at the beginning of an iteration, where a replay of the iteration starts."""
 
     moved: dict[str, Any]
-    #: The states of the global random generators for a replay of this iteration. `generators` differs from `moved` if
-    #: this iteration itself began with a replay.
+    #: The states of the global random generators for a replay of this iteration. They differ from `moved`, the states
+    #: when this iteration began, if this iteration itself began with a replay.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
-    #: The number of yielded items in the loaded state, without the dropped items.
+    #: The field `yielded` of the loaded state, which does not count the dropped items.
     yielded: int = 0
     #: Whether this iteration began with a replay of the whole graph.
     whole: bool = False
@@ -99,7 +99,7 @@ class PassRecord:
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:
-        return type(None), ()  # unpickles as None, so that pickles do not depend on this class
+        return type(None), ()  # the record unpickles as None, so that pickles do not depend on this class
 
 
 def token_of(datapipe: Any) -> IterationToken:

@@ -92,7 +92,7 @@ def refuse_text(pipe: object, path: str, stream: Any) -> None:
 
 
 def seeks_cheaply(file_obj: Any) -> bool:
-    """Returns whether seeking back is fast, because it does not require decompressing the file from the start."""
+    """Returns whether seeking back is fast: whether it works without decompressing the file from the start."""
     return bool(getattr(getattr(file_obj, "raw", None), "seeks_cheaply", True))
 
 
@@ -279,7 +279,8 @@ class EntryRecipe:
 
 
 class LimitedFiles(GivenLength):
-    """The base class of pipes with the arguments `length` and `max_ratio`. It must precede IterDataPipe."""
+    """The base class of pipes with the arguments `length` and `max_ratio`. `LimitedFiles` must precede IterDataPipe in
+    the list of base classes."""
 
     def __init__(
         self, datapipe: Iterable[tuple[str, Any]], length: int = -1, *, max_ratio: float | None = MAX_RATIO

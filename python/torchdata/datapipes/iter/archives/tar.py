@@ -261,7 +261,7 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 def _in_proportion(compression: str, max_ratio: float | None, source: CountedStream) -> Pieces:
     """Returns a function that returns the next decompressed bytes of `source`, and raises an error for a decompression
-    bomb. Skipped members count, too."""
+    bomb. The decompressed size includes skipped members."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:
@@ -403,7 +403,7 @@ class _TarMember(MemberFile):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Whether seeking back is fast, for a pipe that reads this member as an archive."""
+        """Whether seeking back in this member is fast; used if the member is itself read as an archive."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:
@@ -540,7 +540,7 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """Copies an unread member to memory if code refers to the member, so that the archive can be read further."""
+    """Copies an open, unread member to memory, so that the archive can be read beyond this member."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
         raw: Any = file_obj.raw

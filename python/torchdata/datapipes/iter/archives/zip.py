@@ -94,8 +94,8 @@ class ZipArchiveLoader(IndexedLoader):
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. A
-            decompressed size of at most 1 GiB is always allowed. The ratio is checked for each member, and for all
-            members read so far together.
+            decompressed size of at most 1 GiB is always allowed. The ratio is checked for each member, and for the
+            total size of all members that were read.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

@@ -108,7 +108,8 @@ class Zipper(IterDataPipe[T_co]):
 
 @functional_datapipe("mux")
 class Multiplexer(Unfolding, IterDataPipe[Any]):
-    """Yields one item of each input in turn, until the shortest input ends. Incomplete rounds are not yielded.
+    """Yields one item of each input in turn, until the shortest input ends. An incomplete round, in which an input has
+    ended, is not yielded.
 
     Args:
         datapipes: the pipes or datasets to read.

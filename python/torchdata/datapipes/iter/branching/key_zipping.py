@@ -29,7 +29,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
 
     Args:
         source_datapipe: the pipe to read.
-        ref_datapipe: the pipe to search for an item with the key, which is read only until the item is found.
+        ref_datapipe: the pipe to search for an item with the key; it is read only until the item is found.
         key_fn: a function from an item of `source_datapipe` to its (hashable) key.
         ref_key_fn: a function from an item of `ref_datapipe` to its key; `key_fn` by default.
         keep_key: whether to yield `(key, result)` instead of the result; False by default.

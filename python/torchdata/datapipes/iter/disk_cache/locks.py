@@ -26,8 +26,8 @@ PAUSE = 1.0
 #: The mutex is reentrant, because garbage collection may release locks while this thread holds the mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: For each `Section` (by id) with a consumer that is using a path: when the consumer received the path, and a function
-#: that releases the locks of the `Section`.
+#: The sections with a consumer that is using a path, by id: the time when the consumer received the path, and a
+#: function that releases the locks of the section.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
 
@@ -53,7 +53,7 @@ class Lock:
             return _held.get(self._file) is self
 
     def release(self) -> None:
-        """Releases the lock. May be called twice. Does nothing in a forked child process."""
+        """Releases the lock, unless it was released before. Does nothing in a forked child process."""
         with _mutex:
             if _held.get(self._file) is not self:
                 return

@@ -113,7 +113,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise RuntimeError("Please call `end_caching()` before iteration.")
         if self._section is not None:
             return self._section.items()
-        # Without `end_caching`, this pipe only leaves out the items with existing files.
+        # If the user iterates this pipe instead of `end_caching`, it only leaves out items with existing files.
         return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
 
     def __add__(self, other: Any) -> Any:
@@ -337,7 +337,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:
-        # The records of all items that were read from the source, and have paths that were not yielded yet.
+        # A state contains the records of all items that were read from the source and have paths left to yield.
         if self._loaded is not None:
             return {"section": self._loaded}
         return {"section": None if self._section is None else self._section.dump()}

@@ -28,8 +28,7 @@ from torchdata.datapipes.iter.streams.atomic_files import write_file
 #: Maximum number of items that are read ahead while another process creates the file that must be yielded next.
 _AHEAD = 1000
 
-#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Each lock is an open file, so at most this
-#: number of items are locked at the same time.
+#: Maximum number of locked items between `on_disk_cache` and `end_caching`, because each lock is an open file.
 _LOCKED = 100
 
 
@@ -132,14 +131,14 @@ class Section:
                 record.kind = "ready" if self._ended_early else "missing"  # ended pipes create no file
             if record.kind == "missing":
                 self._missing.append(record)
-            # If another thread has called `close`, this record must release its locks.
+            # After another thread has called `close`, this record must not keep its locks.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Makes the record ready if all files of its item exist, and returns whether they exist. A record with more
-        files than paths from `filepath_fn` becomes ready only at the front of the queue."""
+        """Makes the record ready if all files of its item exist, and returns whether they exist. If `filepath_fn`
+        returned fewer paths than there are files, the record becomes ready only at the front of the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -191,7 +190,7 @@ class Section:
 
     def _wait(self, path: str, since: float | None) -> float:
         """Waits a fraction of a second for the file `path`. Returns the time when the waiting for this file began."""
-        locks.release_all_of(self._thread)  # while this thread waits, its other sections write nothing
+        locks.release_all_of(self._thread)  # other sections of this thread write nothing while it waits
         now, limit = time.monotonic(), self._timeout()
         if since is None:
             return now

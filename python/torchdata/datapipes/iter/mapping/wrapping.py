@@ -86,8 +86,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     share.
 
     If the iterable or its iterators have `state_dict` and `load_state_dict`, these methods restore the position (see
-    `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state of the iterable is saved
-    between two epochs, too.
+    `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, a state that is saved between two
+    epochs also contains the state of the iterable.
 
     An iterable that can neither seek nor save its state is reread up to the saved position, with the original states of
     the global random generators. Some of the reread items are compared with the original items. If a reread item
@@ -120,8 +120,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     data_attributes = frozenset({"iterable"})
     #: The object that reads an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. The next iteration resumes
-    #: from the state `_loaded`.
+    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. `_loaded` is the state
+    #: where the next iteration resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
     #: For an iterator that cannot be copied: `_was_read` is True if the current epoch has read the iterator, and
@@ -218,7 +218,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         return source
 
     def state_dict(self) -> dict[str, Any]:
-        # If the iterable can neither save its state nor seek, the state contains a checksum of some items.
+        # A set raises an error here if its members cannot be sorted, because its order may differ between processes.
         if isinstance(self.iterable, (set, frozenset)):
             in_fixed_order(self.iterable)
         state = {} if self._stream is None else self._stream.state()

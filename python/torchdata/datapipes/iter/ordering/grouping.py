@@ -155,7 +155,7 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
 class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
-    When incomplete groups contain `buffer_size` items, the largest group is yielded if it has at least
+    When all incomplete groups together contain `buffer_size` items, the largest group is yielded if it has at least
     `guaranteed_group_size` items. If the largest group has fewer items, it is dropped or, if `drop_remaining` is False,
     an error is raised. At the end of the source, all remaining groups are yielded, regardless of their size.
 

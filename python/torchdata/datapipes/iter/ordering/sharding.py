@@ -217,7 +217,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         `unloaded`), and does not report its end."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
-        if self._behind:  # the state was saved with a common part
+        if self._behind:  # the state was saved while one process read the source for several shards
             deque(islice(source, self._behind), maxlen=0)
             self._behind, self._generators = 0, None
         witness = witnessing.current

@@ -127,7 +127,7 @@ class _FSSpecRecipe:
         if self.mode[0] == "r":
             with on_failure(file.close):
                 self._check_version(getattr(file, "details", None))
-        # This reference keeps the file system of an archive open as long as the file is used.
+        # The attribute `opened_by` keeps the file system of an archive open as long as the file is used.
         with suppress(AttributeError):
             file.opened_by = fs
         return file

@@ -30,7 +30,7 @@ _NOTHING = memoryview(b"")
 
 @dataclass(frozen=True, repr=False)
 class S3Recipe(ObjectRecipe):
-    """Describes how to open an object. Its version contains the ETag.
+    """Describes how to open an object. The field `version` contains the object's ETag.
 
     Args:
         buffer_size: the maximum number of bytes per piece.

@@ -76,7 +76,7 @@ class ArrowReader(IterDataPipe[Any]):
     #: is the number of rows of this part that were already yielded.
     _part: int | list[int] | None = state()
     _row: int = state(0)
-    #: The name of the part. If a part has another name when its state is loaded, an error is raised.
+    #: The name of the part. If the part with this number has another name when a state is loaded, an error is raised.
     _name: str | None = state()
 
     def __init__(

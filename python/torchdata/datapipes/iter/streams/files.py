@@ -246,7 +246,7 @@ class StreamReader(HoldsStream[tuple[str, Any]]):
         if self.chunk is None:
             content = stream.read(None)
             self._release(stream)
-            self.reset()  # the epoch is over, so there is no position to resume from
+            self.reset()  # the stream was read to its end, so its position is not saved
             if content:
                 yield path, content
             return

@@ -58,7 +58,7 @@ class HoldsStream(IterDataPipe[T_co]):
     _held: Any = state(saved=False)
     #: The position where `_read` begins to read the current stream.
     _point: Any = state(saved=False)
-    #: Whether an iterator is reading the current pair. If so, `_point` is outdated.
+    #: Whether an iterator is reading the current pair. While an iterator reads the pair, `_point` is outdated.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:

@@ -1,6 +1,6 @@
 """Pipes that write or verify files: Saver, HashChecker.
 
-Role: `HashChecker` closes a stream only if it raises an error.
+Role: `HashChecker` leaves the streams open, unless it raises an error.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ class Pool:
 
 
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
-    """Returns what a state stores for one submitted item: its kind and its content.
+    """Returns the entry of a state for one submitted item: "item", "result" or "error", and the corresponding object.
 
     If the call has failed and the item is immutable (`kept`), the state contains the item, because the error may not be
     picklable.

@@ -89,7 +89,7 @@ _END = object()
 
 
 class _Reader(map):  # type: ignore[type-arg]
-    """The iterator that the consumer reads. Dropping it ends the thread.
+    """The iterator that the consumer reads. Dropping the iterator ends the thread.
 
     Ctrl-C cannot lose an item, because no Python code runs between taking and returning an item.
     """
@@ -245,8 +245,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         super().reset()
 
     def shutdown(self) -> None:
-        """Ends the thread after its current item, and waits until the thread has ended. The iterator ends, too. This
-        method may be called repeatedly."""
+        """Ends the thread after its current item, and waits until the thread has ended. The pipe's iterator also ends.
+        This method may be called repeatedly."""
         self._end_thread()
 
     def pause(self) -> None:

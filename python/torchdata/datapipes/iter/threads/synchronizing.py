@@ -153,7 +153,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             vote = -(group.rank + 1)
         elif failure is not None:
             vote = -(group.world_size + group.rank + 1)
-        if data.slot is not None:  # a pause of this rank waits for its source, but not for other ranks
+        if data.slot is not None:  # the pipe can be paused while it waits for other ranks
             queue.leave_source(data.slot)
         try:
             least = group.all_reduce_min(vote)
@@ -180,7 +180,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """Ends an iteration when the pipe and the iterator, which share this object, have both dropped it."""
+    """Ends an iteration when both the pipe and its iterator have dropped their references to this object."""
 
     def __init__(self, data: _StepData) -> None:
         self._data = data
@@ -256,7 +256,7 @@ class FullSync(_PrefetchBase[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
+        timeout: the number of seconds that a rank waits at each item for all other ranks, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
             object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. If
             `process_group` is None (the default), all ranks of `torch.distributed` end together, and open separate

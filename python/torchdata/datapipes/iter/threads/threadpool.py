@@ -81,7 +81,7 @@ class _Results(Iterator[Any]):
 
     def _generators(self) -> Sequence[bytes]:
         """Returns a copy of the memory of the global random generators, which changes if the pool's threads draw
-        numbers. The result is empty if no warning is needed, or if threads outside the pool may draw numbers, too."""
+        numbers. The result is empty if such draws need no warning, or if other threads may also draw numbers."""
         exchanging = loaded(_EXCHANGING) if self._is_watched else None
         return () if exchanging is None or current_thread() is not main_thread() else exchanging.exchanged_generators()
 
@@ -138,7 +138,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         fn: the function. The function must be safe to call from several threads at once.
         input_col: the parts of an item that `fn` receives, as for `map`.
         output_col: where the result is stored, as for `map`.
-        scheduled_tasks: maximum number of items in the pool, including finished results, while the reader uses a
+        scheduled_tasks: maximum number of items in the pool, including finished results, while the consumer uses a
             result; 128 by default. To keep all threads busy, `scheduled_tasks` must exceed `max_workers`.
         max_workers: maximum number of threads; by default 4 more than the number of processors, and at most 32.
         **threadpool_kwargs: further arguments of `concurrent.futures.ThreadPoolExecutor`: `thread_name_prefix`,
@@ -251,7 +251,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         self._restored = state_dict
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
-        self._close_pool()  # function calls in its threads would continue to draw random numbers
+        self._close_pool()  # calls in the pool's threads would continue to draw random numbers
         super()._load_lasting_state(lasting)
 
 

@@ -80,7 +80,7 @@ class Retrying:
             other=0,
             status_forcelist=_TEMPORARY,
             allowed_methods=("GET",),
-            raise_on_status=False,  # the last answer becomes an HTTPError
+            raise_on_status=False,  # the last response becomes an HTTPError
             backoff_factor=BACKOFF / 2,  # urllib3 waits for twice this factor before the second retry
         )
 
@@ -99,7 +99,7 @@ class Connections:
         # The server must not compress files, because ranges and sizes in the headers of a compressed response refer to
         # compressed bytes.
         session.headers["Accept-Encoding"] = "identity"
-        if self._process != os.getpid():  # closed, or the connections belong to the parent process
+        if self._process != os.getpid():  # no open connections, or the parent process has opened them
             self._adapter, self._process = HTTPAdapter(max_retries=self._retrying.policy()), os.getpid()
         session.mount("http://", self._adapter)
         session.mount("https://", self._adapter)
@@ -147,8 +147,8 @@ class Client:
         return self.get(connections.session(), url, url, headers)
 
     def get(self, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
-        """Requests `url`, and returns a successful response before its body is read. Error messages contain `named` and
-        not `url`."""
+        """Requests `url`, and returns a successful response before its body is read. Error messages contain `named`,
+        the URL that the user gave, instead of `url`."""
         import requests
         from urllib3.exceptions import MaxRetryError, ReadTimeoutError
 
