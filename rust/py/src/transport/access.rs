@@ -23,8 +23,8 @@ pub struct Access {
     /// The id of the thread that uses the reader, or 0.
     holder: GilNumber,
     pub signs: Signs,
-    /// Whether an iteration begins at the request for its first item, instead of at the start of the epoch. This is
-    /// true in a worker process that reads dispatched items.
+    /// Whether an iteration begins at the request for its first item, instead of at the start of the epoch. `on_demand`
+    /// is true in a worker process that reads dispatched items.
     on_demand: bool,
     /// The process that created the reader. A forked child must not take items of its parent.
     pub owner: OwningProcess,
@@ -74,8 +74,8 @@ impl Access {
         }
     }
 
-    /// Returns the number of the epoch, and the number of a new iterator's iteration over the dispatched items. The
-    /// iteration number is 0 if `on_demand` is true, because the iterator's first request then begins the iteration.
+    /// Returns the number of the epoch, and the number of the iteration that a new iterator reads. The iteration number
+    /// is 0 if `on_demand` is true, because the iteration begins with the iterator's first request.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
