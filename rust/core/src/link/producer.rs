@@ -439,8 +439,9 @@ impl Producer {
         let mut digest = Digest::default();
         let before;
         let pointer = self.layout.ring_ptr(start);
-        // SAFETY: the cursor has checked that `needed` bytes after the tail are free, and the `total` bytes at `pointer`
-        // are contiguous. Only the producer writes to free bytes of the ring. Messages start at multiples of 8 bytes.
+        // SAFETY: the cursor has checked that `needed` bytes after the tail are free, and the `total` bytes at
+        // `pointer` are contiguous. Only the producer writes to free bytes of the ring. Messages start at multiples of
+        // 8 bytes.
         unsafe {
             let mut entry = pointer.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {

@@ -111,7 +111,7 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Returns an error if this thread uses the reader, because the thread would wait for itself forever.
+    /// Returns an error if this thread uses the reader, because the thread would otherwise wait for itself forever.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.holder.load() == this_thread() {
             return Err(PyRuntimeError::new_err(format!(
@@ -171,8 +171,8 @@ impl Access {
         self.set_paused(py, true);
     }
 
-    /// Replaces all exited processes, and the processes in `exited`. If another thread is reading, returns false, because
-    /// that thread replaces the processes.
+    /// Replaces all exited processes, and the processes in `exited`. If another thread is reading, returns false,
+    /// because that thread replaces the processes.
     pub fn replace_processes(&self, py: Python<'_>, exited: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;

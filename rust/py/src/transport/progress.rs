@@ -44,8 +44,8 @@ impl StreamProgress {
         self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
     }
 
-    /// Returns whether a shard has sent a snapshot. If `dispatched` is true, shard 0 must also have sent a snapshot of the
-    /// dispatching process.
+    /// Returns whether a shard has sent a snapshot. If `dispatched` is true, shard 0 must also have sent a snapshot of
+    /// the dispatching process.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dispatched: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dispatched || peer > 0 || books.has_dispatched()))
     }
