@@ -7,8 +7,8 @@ use crate::sampled_clock::SampledClock;
 /// Schedules snapshots. The pause after a snapshot is `factor` times the cost of the snapshot, but at least the
 /// duration `most_often`.
 ///
-/// The cost is the shortest duration of the last three snapshots, because other processes may have run during a longer
-/// snapshot.
+/// The cost is the shortest duration of the last three snapshots, because longer durations may include the run time of
+/// other processes.
 #[derive(Debug)]
 pub struct Cadence {
     most_often: Duration,
@@ -32,7 +32,7 @@ const EARLY: f64 = 0.02;
 const CHEAP: f64 = 0.001;
 const COSTLY: f64 = 4.0;
 
-/// Each second of waiting for the reader shortens the pause before an early snapshot by this number of seconds.
+/// Each second of waiting for the reader can shorten the pause before the next snapshot by this number of seconds.
 const IDLE: u32 = 4;
 
 impl Cadence {
@@ -45,8 +45,8 @@ impl Cadence {
     }
 
     /// # Arguments
-    /// * `waited` - if the process is about to wait for its reader, so that an early snapshot delays no item, the total
-    ///   time that the process has waited for its reader; otherwise None.
+    /// * `waited` - how long the process has waited for its reader in total, or None if the process is not about to
+    ///   wait now.
     #[inline]
     pub fn is_due(&mut self, waited: Option<Duration>) -> bool {
         let Some(waited) = waited else { return self.clock.sample().is_some_and(|now| now - self.last >= self.pause) };
@@ -54,8 +54,8 @@ impl Cadence {
         passed >= self.most_often && passed + waited.saturating_sub(self.waited) * IDLE >= self.pause
     }
 
-    /// Returns the pause until the next snapshot. If an early snapshot could not be taken, `began` is None, and no
-    /// early snapshot follows until the next snapshot.
+    /// Records that a snapshot was taken from `began` to `now`, and returns the pause until the next snapshot. If
+    /// `began` is None, no snapshot was taken, and waiting for the reader no longer shortens the current pause.
     pub fn made(&mut self, began: Option<Instant>, now: Instant, waited: Duration) -> Duration {
         let Some(began) = began else {
             self.waited = Duration::MAX;

@@ -3,7 +3,7 @@
 //! For a large buffer, only samples of the bytes are checked, because a full checksum would cost as much as copying the
 //! buffer.
 
-/// Because this factor is odd, a change within one byte of a value also changes the value's check bits.
+/// This factor is odd, so a change within one byte of a value always changes the check bits of the value.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// This constant makes the check bits of the value 0 nonzero, so that erased memory (zeros) is detected as damaged.
 const NOT_ZERO: u64 = 0x5bd1;
@@ -86,9 +86,8 @@ impl Checksum {
     #[inline]
     pub unsafe fn copy<const PADDED: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
         let mut at = 0;
-        // SAFETY: each access except for the access to the last word is within the first `len` bytes of `from` and
-        // `to`. The access to the last word may exceed the `len` bytes, and the caller guarantees memory for the whole
-        // word.
+        // SAFETY: all accesses except for the last access are within the first `len` bytes of `from` and `to`. The last
+        // access may exceed the `len` bytes, because the caller guarantees memory for a whole word.
         unsafe {
             while len - at >= 16 {
                 let [a, b] = pass_on::<[u64; 2]>(from, to, at);

@@ -9,7 +9,7 @@ struct Axis {
 const ONE: Axis = Axis { count: 1, stride: 0 };
 
 const LONGEST_GROUP: usize = 8;
-/// The maximum number of groups of elements that are copied together, because a larger number would not fit into the
+/// The maximum number of groups of elements that are copied together, because more groups would not fit into the
 /// processor's cache.
 const BLOCK: usize = 1024;
 
@@ -29,7 +29,8 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
         return axes;
     }
-    // An axis with one element stays next to the preceding axis, because the stride of such an axis is arbitrary.
+    // An axis with one element stays next to the preceding axis in this order, because the stride of such an axis is
+    // arbitrary.
     let mut before = usize::MAX;
     let reach = shape.iter().zip(strides).map(|(&count, &stride)| {
         before = if count > 1 { stride.unsigned_abs() } else { before };
@@ -110,8 +111,8 @@ impl Strided {
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
-        // The inner loop (`copy_runs`) copies one element of each of many groups, because a loop over the elements of a
-        // small group would be slow.
+        // The inner loop (`copy_runs`) copies one element of each of many groups, because a loop over the few elements
+        // of one group would be slow.
         for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {

@@ -22,7 +22,7 @@ impl Slices {
     /// The slices of a wait for an event that always wakes up the sleeping thread.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
     /// The slices of a wait for an event that may fail to wake up the sleeping thread. The first slice is short,
-    /// because a producer wakes up its consumer only after several items.
+    /// because an item may arrive without a wake-up.
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }

@@ -1,8 +1,8 @@
 //! Delays forks until the lock of PyTorch's global random generator is free, because a child could inherit the locked
 //! lock.
 //!
-//! Python's own fork hooks may release the GIL, so this module uses a hook of the C library, which runs later. No
-//! thread starts to draw random numbers between the hook and the fork, because the GIL stays held.
+//! Python's own fork hooks may release the GIL, so this module uses a hook of the C library, which runs after Python's
+//! hooks. No thread starts to draw random numbers between the hook and the fork, because the GIL stays held.
 
 use std::cell::RefCell;
 use std::io;

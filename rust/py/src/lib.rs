@@ -70,7 +70,7 @@ fn initialize(py: Python<'_>) -> PyResult<()> {
     pipes::handing::signals(py).map(drop)
 }
 
-/// A free-threaded Python enables the GIL on import, because some classes rely on the GIL.
+/// A free-threaded Python enables the GIL on import of this module, because some classes rely on the GIL.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     initialize(module.py())?;

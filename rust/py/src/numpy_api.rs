@@ -25,7 +25,7 @@ static SECOND: AtomicBool = AtomicBool::new(false);
 const SECOND_FEATURES: c_uint = 0x12;
 
 /// The first fields of a built-in dtype in NumPy 2 (`_PyArray_LegacyDescr` in NumPy's headers). The array of four
-/// pointers contains `subarray`, `fields`, `names` and `c_metadata`.
+/// pointers contains the fields `subarray`, `fields`, `names` and `c_metadata`.
 #[repr(C)]
 struct SecondDescr(ffi::PyObject, DescrFields, [*mut c_void; 4]);
 
@@ -113,8 +113,7 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn item_size(self, dtype: *const c_void) -> npy_intp {
-        // SAFETY: `dtype` is an existing built-in dtype, as this function requires. The layout of dtypes depends on the
-        // version of NumPy.
+        // SAFETY: `dtype` is an existing built-in dtype, as this function requires.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).1.elsize
@@ -127,8 +126,7 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn has_metadata(self, dtype: *const c_void) -> bool {
-        // SAFETY: `dtype` is an existing built-in dtype, as this function requires. The layout of dtypes depends on the
-        // version of NumPy.
+        // SAFETY: `dtype` is an existing built-in dtype, as this function requires.
         unsafe {
             let metadata = if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).1.metadata
@@ -145,8 +143,7 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing `datetime64` or `timedelta64`.
     pub unsafe fn unit_of(self, dtype: *const c_void) -> *mut PyArray_DatetimeDTypeMetaData {
-        // SAFETY: `dtype` is an existing built-in dtype, as this function requires. The layout of dtypes depends on the
-        // version of NumPy.
+        // SAFETY: `dtype` is an existing built-in dtype, as this function requires.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).2[3].cast()

@@ -55,7 +55,8 @@ pub struct SavedGlobals {
     /// Whether this shard can be exchanged with only `save` and `load`, without calling the Python function `exchange`.
     #[pyo3(get, set)]
     is_all: bool,
-    /// The shard that runs while this one is away. `__exit__` saves `other` if an exception has prevented `leave`.
+    /// The shard that runs while this object holds the saved variables. `__exit__` saves the variables of `other` if an
+    /// exception has prevented the call of `leave`.
     #[pyo3(set)]
     other: Option<Py<SavedGlobals>>,
 }

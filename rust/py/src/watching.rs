@@ -14,7 +14,7 @@ pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(report)
 }
 
-/// Waiting for the GIL here only delays the next report.
+/// Waiting for the GIL is harmless here, because it only delays the next report.
 fn report(stall: &Stall) {
     Python::try_attach(|py| {
         if let (true, Some(on_stall)) = (stall.lasts(), ON_STALL.get(py))

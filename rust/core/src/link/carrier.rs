@@ -5,8 +5,8 @@
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! A control word may arrive before messages that were sent earlier, because readers only need the latest value of each
-//! control word. The caller must send each frame exactly once and in order.
+//! A control word may overtake messages that were sent earlier, which is harmless, because readers only need the latest
+//! value of each control word. The caller must send each frame exactly once and in order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -245,7 +245,7 @@ impl Carrier {
         })
     }
 
-    /// Copies a buffer into the arena. If waiting cannot free enough memory, sends fragments of the buffer instead.
+    /// Copies a buffer into the arena. If the arena stays too full, sends fragments of the buffer instead.
     fn put_buffer(&mut self, bytes: &[u8]) -> Result<Lack, Corrupted> {
         let Self { outbound, progress: FrameProgress { parts, streamed, .. }, .. } = self;
         if *streamed == 0 {

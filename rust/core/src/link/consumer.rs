@@ -276,8 +276,8 @@ impl Consumer {
         self.returns.bytes()
     }
 
-    /// Returns whether to copy a received buffer of `len` bytes, because leases may use at most half of the arena and
-    /// half of the blocks.
+    /// Returns whether a received buffer of `len` bytes must be copied, so that leases use at most half of the arena
+    /// and half of the blocks.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();

@@ -44,8 +44,8 @@ pub(crate) struct MessageHeader {
     pub epoch: u64,
 }
 
-/// The size of a message header in bytes. The words of a header contain the length and the checksum (first word), the
-/// shard, the kind and the number of blocks (second word), and the epoch (third word).
+/// The size of a message header in bytes. The first word of a header contains the length and the checksum. The second
+/// word contains the shard, the kind and the number of blocks. The third word contains the epoch.
 pub(crate) const MESSAGE_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
 /// A flag in the length field that marks padding. The flag uses the lowest bit, which is 0 in every length, because

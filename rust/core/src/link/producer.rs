@@ -327,13 +327,12 @@ impl Producer {
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item. The consumer is not always woken up at once, but sometimes only after several items, to save
-    /// system calls.
+    /// Pushes an item. To save system calls, the consumer may be woken up only after several items.
     ///
     /// # Panics
     /// If the message never fits (see [`Producer::fits`]), or a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // Memory is usually freed during waits, but a producer that always has items never waits.
+        // A producer that always has items never waits, so memory is freed here and not only during waits.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {
@@ -402,7 +401,8 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Wakes up the consumer if it waits for items. The producer must call this method before it waits.
+    /// Wakes up the consumer if it waits for items. The producer must call this method before it waits, because a
+    /// wake-up of the consumer may be pending.
     pub fn flush(&mut self) {
         if self.wake.flush(&self.peer, &self.layout.header().items_wanted) {
             add(&self.flow.wakes, 1);
@@ -439,8 +439,9 @@ impl Producer {
         let mut digest = Digest::default();
         let before;
         let pointer = self.layout.ring_ptr(start);
-        // SAFETY: the cursor has checked that `needed` bytes after the tail are free, and the `total` bytes at `pointer`
-        // are contiguous. Only the producer writes to free bytes of the ring. Messages start at multiples of 8 bytes.
+        // SAFETY: the cursor has checked that `needed` bytes after the tail are free, and the `total` bytes at
+        // `pointer` are contiguous. Only the producer writes to free bytes of the ring. Messages start at multiples of
+        // 8 bytes.
         unsafe {
             let mut entry = pointer.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {

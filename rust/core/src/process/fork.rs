@@ -1,6 +1,6 @@
 //! Detects whether the current process was forked, at the cost of one relaxed load.
 //!
-//! A forked child inherits references to shared memory blocks, but only the parent may return these blocks.
+//! A forked child inherits references to shared memory blocks, but only the parent may release these blocks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 

@@ -33,7 +33,7 @@ struct InheritedEntry {
 // SAFETY: `next` does not change after other threads can see the entry, and entries are never freed. All other fields
 // are atomic.
 unsafe impl Sync for InheritedEntry {}
-// SAFETY: all access to a published entry is shared and atomic, so the thread that owns the entry does not matter.
+// SAFETY: all access to a published entry is shared and atomic, so any thread may own the entry.
 unsafe impl Send for InheritedEntry {}
 
 static FIRST: AtomicPtr<InheritedEntry> = AtomicPtr::new(ptr::null_mut());
@@ -126,8 +126,8 @@ impl Descriptor {
 
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
-        // SAFETY: the descriptor is open while the state is `DESCRIPTOR`. In a forked child, `drop_all_but` closes
-        // descriptors before the child starts any thread.
+        // SAFETY: the descriptor is open while the state is `DESCRIPTOR`. In a forked child, no other thread runs while
+        // `drop_all_but` closes descriptors.
         open.then(|| unsafe { BorrowedFd::borrow_raw(self.0.start.load(Ordering::Relaxed) as i32) })
     }
 }

@@ -56,7 +56,7 @@ impl System for Linux {
 
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // The flag PRIVATE is only for waits within one process, but several processes wait on `word`.
+        // The flag PRIVATE is not set, because several processes wait on `word`.
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
     }
 

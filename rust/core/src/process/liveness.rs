@@ -42,7 +42,7 @@ impl Watch {
     }
 
     fn number_exited(&self) -> bool {
-        // The process id of an exited parent may still exist as a zombie, but this process then has a new parent.
+        // A parent that has exited may still exist as a zombie, but then this process has a new parent.
         if self.parent { parent_id() as i32 != self.pid } else { has_exited(self.pid) }
     }
 

@@ -1,4 +1,4 @@
-//! Controls which signals this process, or a thread that this library starts, reacts to.
+//! Controls the signals that this process reacts to, and blocks all signals in threads that this library starts.
 
 use std::io;
 

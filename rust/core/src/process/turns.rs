@@ -13,8 +13,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 const MOST: u32 = 10;
-/// While waits do not call `sched_yield` (`turns` is 0), every `TRY_AGAIN`th wait calls it up to `TRIED` times, to test
-/// whether yielding helps again.
+/// If `turns` is 0, only every `TRY_AGAIN`th wait calls `sched_yield`, up to `TRIED` times, to test whether yielding
+/// helps again.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
 const NEAR: u64 = 50_000;
@@ -34,8 +34,8 @@ const REST: u64 = 50;
 pub struct Turns {
     turns: AtomicU32,
     since_tried: AtomicU32,
-    /// A time in nanoseconds, which each yield to a thread of another program moves into the future. While `paid` is
-    /// more than `CREDIT` nanoseconds ahead of the clock, waiting threads do not yield.
+    /// A time in nanoseconds that increases with each yield to another program. While `paid` is more than `CREDIT`
+    /// nanoseconds ahead of the clock, waiting threads do not yield.
     paid: AtomicU64,
 }
 

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use super::fork;
 use super::signals::without_signals;
 
-/// The upper bits of a [`Pulse`] contain the number of all calls so far, in steps of `CALL`. The lower bits contain the
-/// number of calls that have not returned yet.
+/// The upper bits of a [`Pulse`] contain the number of all calls so far, and each call adds `CALL`. The lower bits
+/// contain the number of calls that have not returned yet.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
@@ -210,7 +210,7 @@ impl Watch {
         drop(state);
         if let Some(thread) = thread {
             let _ = thread.join();
-            // Waits until the kernel no longer lists the thread, which takes a short time after `join`.
+            // After `join`, waits until the kernel no longer lists the exited thread.
             let (path, since) = (format!("/proc/self/task/{number}"), Instant::now());
             while since.elapsed() < FORGOTTEN && std::fs::exists(&path).unwrap_or(false) {
                 std::thread::yield_now();

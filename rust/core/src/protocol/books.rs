@@ -1,7 +1,7 @@
 //! Records the items that a reader has received in an epoch, and the snapshots that allow a later run to resume.
 //!
-//! A snapshot is kept until the user has received all items that were sent before the next snapshot. The reader may
-//! deliver items that the user has not received yet, so the reader keeps a log of its latest deliveries.
+//! A snapshot is kept until the user has received all items that were sent before the next snapshot. Delivered items
+//! may not have reached the user yet, so the reader keeps a log of its latest deliveries.
 
 use std::collections::VecDeque;
 
@@ -43,8 +43,8 @@ impl<S> Dispatched<S> {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Returns whether a worker at position `share` has read all items that the dispatching process sent before this
-    /// snapshot.
+    /// Returns whether a worker at position `share` has read all items that the dispatching process sent to the worker
+    /// before this snapshot.
     fn precedes(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -113,8 +113,8 @@ impl<S> Books<S> {
     /// Begins an epoch. `starts` contains the number of earlier items of each sender. If `starts` is empty, all senders
     /// start at item 0.
     ///
-    /// Returns the previous epoch's snapshots. The caller must release all locks before dropping the snapshots, because
-    /// dropping may run Python code.
+    /// Returns the previous epoch's snapshots. The caller must release all locks before dropping the returned
+    /// snapshots, because dropping may run Python code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -211,7 +211,7 @@ impl<S> Books<S> {
     }
 
     /// Returns the latest snapshot of the dispatching process such that all workers have read all items that were
-    /// dispatched before it.
+    /// dispatched before the snapshot.
     pub fn dispatched_before(&self, shares: &[Share]) -> Option<&Dispatched<S>> {
         let is_before = |one: &&Dispatched<S>| (0..shares.len()).all(|worker| one.precedes(worker, shares[worker]));
         self.dispatched.iter().rev().find(is_before)
@@ -229,7 +229,7 @@ impl<S> Books<S> {
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // If `lag` is unknown, the user is only regarded as having received the deliveries before the start of the log.
+        // If `lag` is unknown, only deliveries that are no longer in the log are regarded as received by the user.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);

@@ -5,8 +5,8 @@ use crate::round_robin::RoundRobin;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Next {
     Deliver(usize),
-    /// Receive an item over the link with this index, although the reader delivers an item of another link first.
-    /// Otherwise, the sender of the item to deliver first may wait forever.
+    /// Receive an item over the link with this index before the item's turn, to prevent the deadlock that
+    /// [`Collecting`] describes.
     TakeIn(usize),
     Wait,
     /// Raise an error, because a required process has exited.
@@ -53,8 +53,7 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// If a worker waits for the dispatching process, returns the link of another worker with an item to receive before
-    /// its turn.
+    /// If a worker waits for the dispatching process, returns the index of another worker's link that contains an item.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,

@@ -11,7 +11,7 @@ pub enum Permit {
     Wait,
     /// The reader wants no more items of the stream, so the writer drops the item.
     Unwanted,
-    /// The reader already has the item, so the writer recomputes and drops the item.
+    /// The reader already has the item, so the writer recomputes the item only to restore its own state.
     Again,
 }
 

@@ -1,4 +1,4 @@
-//! Lets threads read items ahead of a consumer: a queue of results, and the position of the consumer.
+//! Contains a queue that threads fill ahead of a consumer, and the position of this consumer.
 
 pub mod ordered;
 pub mod position;

@@ -4,8 +4,8 @@
 //! received after this state. To resume, the source is restored from the saved state, and the items that the consumer
 //! had received after this state are dropped.
 //!
-//! [`QueuePosition::spent`] keeps states that are out of use, because dropping a state under a lock could run Python
-//! code.
+//! [`QueuePosition::spent`] collects unneeded states, which the caller drops without holding a lock, because dropping a
+//! state can run Python code.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -161,8 +161,8 @@ impl Hub {
         }
     }
 
-    /// Decides which ranks are at fault, once all connected missing ranks have sent a message, or after the duration
-    /// `WATCH`. The caller must call this method at least once per heartbeat interval.
+    /// Decides which ranks are at fault, once every connected rank without a value has sent a message, or after the
+    /// duration `WATCH`. The caller must call this method at least once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let is_silent = |&rank: &u32| match self.seats[rank as usize] {

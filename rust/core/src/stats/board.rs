@@ -202,8 +202,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns a page to this process. If a previous process has used the page, this process continues the counts of
-    /// the previous process.
+    /// Assigns this page to the calling process. The counts of an earlier process that used the page are kept.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -280,8 +279,8 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds `nanoseconds` to this page's total: the measured duration of one call, plus an estimate for the unmeasured
-    /// calls since the previous measured call.
+    /// Adds the duration `nanoseconds` to the page's total. The duration includes one measured call and an estimate for
+    /// the unmeasured calls before this call.
     pub fn inside(&self, nanoseconds: u64) {
         super::layout::add(&self.header().inside, nanoseconds);
         super::layout::add(&self.header().inside_samples, 1);
@@ -295,7 +294,8 @@ impl PageRef {
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
-    /// Initializes the record of pipe `index`, which pipe `reader` reads. Returns None if the page is full.
+    /// Initializes the record of pipe number `index`. Pipe number `reader` reads the items of this pipe. Returns None
+    /// if the page is full.
     pub fn pipe(
         &self,
         index: usize,

@@ -16,7 +16,8 @@ pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
 /// The version of the layout, which must be increased with every change of the layout.
 pub(super) const VERSION: u32 = 6;
 pub(super) const MEMORY_PAGE: usize = 4096;
-/// The number of bins in a histogram of durations. The first bin starts at 16 ns, and each doubling has four bins.
+/// The number of bins in a histogram of durations. The first bin starts at 16 ns, and four bins cover each doubling of
+/// the duration.
 pub(super) const STEPS: usize = 128;
 pub(super) const LABEL: usize = 128;
 pub(super) const LOCATION: usize = 192;
@@ -74,8 +75,8 @@ pub(super) struct BoardHeader {
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. After this call, the sequence number is even, also if an earlier writer was killed and
-    /// left an odd number.
+    /// Changes the guarded data. A writer that was killed may have left an odd sequence number, but after this call the
+    /// number is even.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -182,7 +183,7 @@ pub fn add(counter: &AtomicU64, count: u64) {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SkippedKind {
-    /// The number of skipped items, which is stored after `name`. The value 0 marks an unused entry.
+    /// The number of items that were skipped because of the exception type `name`, or 0 if this entry is unused.
     pub count: AtomicU64,
     pub name: [AtomicU8; KIND],
 }
@@ -202,7 +203,7 @@ pub struct PipeRecord {
     pub retries: AtomicU32,
     pub(super) capacity: AtomicU64,
     pub samples: AtomicU64,
-    /// The estimated nanoseconds of all calls, without the time that other pipes took.
+    /// The estimated duration of all calls in nanoseconds, without the time that was spent in other pipes.
     pub own: AtomicU64,
     /// The number of items that the pipe skipped because of an exception.
     pub skipped: AtomicU64,
@@ -224,8 +225,8 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call of `own` nanoseconds, as a sample of `weight` calls that took about `all` nanoseconds
-    /// together.
+    /// Records a measured call of `own` nanoseconds, which represents `weight` calls with a total of about `all`
+    /// nanoseconds.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);
@@ -302,8 +303,8 @@ pub(super) struct PageHeader {
     pub carried: AtomicU64,
     pub idle: Wait,
     pub first: Wait,
-    /// Measures how long epochs last. In the main process, an epoch begins with its first item, and in a child process
-    /// with the command for this epoch.
+    /// Measures how long epochs last. In the main process, an epoch begins with its first item. In a child process, an
+    /// epoch begins with the command for the epoch.
     pub span: Wait,
     /// The size in bytes of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,

@@ -46,8 +46,8 @@ impl ProducerCursor {
         // SYNC(release): pairs with ConsumerCursor::release. After this load, the producer may overwrite the slots
         // before `head`, because the consumer has read them.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // This check detects a cursor that is too large. A cursor that was set back also looks too large, because only
-        // the low bits of a cursor are stored.
+        // A cursor that was set back is also larger than `tail` here, because `open_after` never returns less than the
+        // previous value.
         let head =
             head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;

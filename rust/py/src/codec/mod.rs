@@ -73,7 +73,7 @@ pub enum Tag {
     /// A pickled object is sent as its pickle, the number of buffers and the buffers.
     Pickle,
     /// This tag precedes each long string or bytes object. Later parts of the item can refer to this object by its
-    /// number, which counts the item's `Kept` objects from zero.
+    /// index among the item's `Kept` objects.
     Kept,
     /// An object that occurs again is sent as the number of the earlier `Kept` object.
     Again,

@@ -17,8 +17,8 @@ const FIRST: u8 = 0x1f;
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The source of the compressed bytes, once the last member of the file has been decompressed. Dropping the source
-    /// without the GIL would make PyO3 take a lock, which a forked child could inherit in locked state.
+    /// After the last gzip member, this field keeps the source of the compressed bytes. Dropping the source without the
+    /// GIL would make PyO3 take a lock, which a forked child could inherit in locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
     /// An error in the stream, which is raised once the bytes before the error have been returned.

@@ -1,6 +1,6 @@
 //! Measures the time of pipes in a sample of their calls, so that measuring is cheap even for small items.
 //!
-//! A call of a pipe that no other pipe has made is an outermost call. About one of `interval` outermost calls is
+//! An outermost call of a pipe is a call that no other pipe has made. About one of `interval` outermost calls is
 //! measured, together with its nested calls. The own time of a pipe excludes the time of its nested calls.
 
 use std::cell::Cell;
@@ -69,8 +69,8 @@ pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     if mean <= 1 { 1 } else { 1 + (bits >> 33) % (2 * mean - 1) }
 }
 
-/// Returns how many calls one measured call must represent on average, so that at most 1/`price` of the run time is
-/// spent on measuring.
+/// Returns how many calls one measured call must represent on average, so that measuring takes at most 1/`price` of the
+/// run time.
 pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }

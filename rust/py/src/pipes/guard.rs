@@ -214,8 +214,8 @@ unsafe fn count(guard: *mut Guard, items: u64) {
     }
 }
 
-/// Skips up to `most` items of `iterator`, if the iterator that it wraps supports skipping. Skipped items are counted
-/// as yielded.
+/// Skips up to `most` items of the guard `iterator`, if the wrapped iterator supports skipping. Skipped items are
+/// counted as yielded.
 ///
 /// # Safety
 /// `iterator` is an instance of `IteratorGuard`.
@@ -502,8 +502,7 @@ unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::P
 }
 
 unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc, argument: *mut c_void) -> c_int {
-    // SAFETY: the garbage collector calls this slot only with instances of `IteratorGuard`. References that are NULL
-    // are skipped.
+    // SAFETY: the garbage collector calls this slot only with instances of `IteratorGuard`.
     unsafe {
         let guard = object.cast::<Guard>();
         let class = ffi::Py_TYPE(object).cast::<ffi::PyObject>();

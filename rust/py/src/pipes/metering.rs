@@ -109,8 +109,8 @@ impl CountedItems {
     }
 }
 
-/// Adds `items` items that did not pass through an iterator to the statistics record of `pipe`. Processing all items
-/// took about `weight` times `own` nanoseconds, because only one of `weight` calls was measured.
+/// Counts `items` items in the record of `pipe`, because these items did not pass through the pipe's iterator.
+/// Processing all items took about `weight` times `own` nanoseconds, because only one of `weight` calls was measured.
 pub fn add_work(pipe: &PipeRef, items: u64, own: u64, weight: u64) {
     let record = pipe.record();
     let all = own.saturating_mul(weight);

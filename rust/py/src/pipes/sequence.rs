@@ -24,7 +24,7 @@ fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<SequenceKin
 pub struct SequenceIterator {
     sequence: Py<PyAny>,
     kind: SequenceKind,
-    /// The number of items, or an unused number for a list, because a list can change its length.
+    /// The number of items. The field is unused for a list, because a list can change its length.
     length: usize,
     /// The index of the next item, or `u64::MAX` after the end. Items that are appended to a list after the end of the
     /// iteration are ignored.

@@ -1,7 +1,7 @@
 //! Makes threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! A signal handler that requests an item in the reading thread receives an error, because the thread would wait for
-//! itself forever.
+//! A signal handler that requests an item in the reading thread receives an error, because the thread would otherwise
+//! wait for itself forever.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;

@@ -70,7 +70,7 @@ type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     position: GilCell<Option<QueuePosition<Py<PyAny>>>>,
-    /// Determines the number of items to read ahead, or None if this number does not grow for small items.
+    /// Determines how many items to read ahead, or None if this number is fixed.
     window: GilCell<Option<Window>>,
     /// `generation` and `process` identify the process of the worker threads.
     generation: u64,
@@ -441,8 +441,8 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// This method waits for the lock, because all traversals by the garbage collector must visit the same objects. In
-    /// a forked child, no object is visited, because the child's copy of the lock may never be released.
+    /// This method waits for the queue's lock, because all traversals by the garbage collector must visit the same
+    /// objects. In a forked child, no object is visited, because the child's copy of the lock may never be released.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;

@@ -49,8 +49,8 @@ const MOST_MEMBERS: usize = 16;
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
     let is_member = |object: &Bound<'_, PyAny>| {
         let pointer = object.as_ptr();
-        // SAFETY: `pointer` is an existing object. A function that requires a type is called only after a check of this
-        // type.
+        // SAFETY: `pointer` is an existing object. The type of the object is checked before each call of a function
+        // that requires this type.
         unsafe {
             object.is_none()
                 || ffi::PyFloat_CheckExact(pointer) != 0

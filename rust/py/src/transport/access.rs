@@ -23,8 +23,8 @@ pub struct Access {
     /// The id of the thread that uses the reader, or 0.
     holder: GilNumber,
     pub signs: Signs,
-    /// Whether an iteration begins at the request for its first item, instead of at the start of the epoch. This is
-    /// true in a worker process that reads dispatched items.
+    /// Whether an iteration begins at the request for its first item, instead of at the start of the epoch. `on_demand`
+    /// is true in a worker process that reads dispatched items.
     on_demand: bool,
     /// The process that created the reader. A forked child must not take items of its parent.
     pub owner: OwningProcess,
@@ -74,8 +74,8 @@ impl Access {
         }
     }
 
-    /// Returns the number of the epoch, and the number of a new iterator's iteration over the dispatched items. The
-    /// iteration number is 0 if `on_demand` is true, because the iterator's first request then begins the iteration.
+    /// Returns the number of the epoch, and the number of the iteration that a new iterator reads. The iteration number
+    /// is 0 if `on_demand` is true, because the iteration begins with the iterator's first request.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
@@ -111,7 +111,7 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Returns an error if this thread uses the reader, because the thread would wait for itself forever.
+    /// Returns an error if this thread uses the reader, because the thread would otherwise wait for itself forever.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.holder.load() == this_thread() {
             return Err(PyRuntimeError::new_err(format!(
@@ -171,8 +171,8 @@ impl Access {
         self.set_paused(py, true);
     }
 
-    /// Replaces all exited processes, and the processes in `exited`. If another thread is reading, returns false, because
-    /// that thread replaces the processes.
+    /// Replaces all exited processes, and the processes in `exited`. If another thread is reading, returns false,
+    /// because that thread replaces the processes.
     pub fn replace_processes(&self, py: Python<'_>, exited: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;

@@ -267,8 +267,8 @@ impl Collector {
         self.access.stop(py);
     }
 
-    /// Prevents a deadlock while the caller waits for child processes to execute a command, by receiving items before
-    /// their turn. The caller must call this method repeatedly during the wait, and finally with `done` = True.
+    /// Receives items before their turn, to prevent a deadlock while the caller waits for child processes to execute a
+    /// command. The caller must call this method repeatedly during the wait, and finally with `done` = True.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold(py) else { return Ok(()) }; // the reading thread receives these items
         if done {
@@ -312,8 +312,9 @@ impl Collector {
         self.access.hold(py)?.receive_results(py, peer, last, seconds.map(duration))
     }
 
-    /// While a thread reads, nothing is visited, because the thread's reference keeps this object alive. A thread takes
-    /// the reader only with the GIL held, so all traversals by the garbage collector visit the same references.
+    /// While a thread reads, this method visits no references, because the thread's reference keeps this object alive.
+    /// A thread takes the reader only with the GIL held, so all traversals by the garbage collector visit the same
+    /// references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // SAFETY: the garbage collector holds the GIL during this call, but provides no interpreter token.
         let py = unsafe { Python::assume_attached() };

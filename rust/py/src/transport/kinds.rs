@@ -7,7 +7,7 @@ pub const MESSAGE: u16 = 3;
 /// A flag for a message with a payload that is too long for the ring. The last buffer of the message contains the
 /// payload.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
-/// A snapshot of the sender's state, which is valid after all items that were sent before the snapshot.
+/// A snapshot of the sender's state after the items that were sent before the snapshot.
 pub const STATE: u16 = 4;
 /// A snapshot of the dispatching process, which a worker process forwards to the main process.
 pub const RELAYED: u16 = 5;

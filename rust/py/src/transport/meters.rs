@@ -21,8 +21,8 @@ impl Meters {
         self.first = self.page.is_some();
     }
 
-    /// Returns the counter for a wait, or None while the main process waits for the first item of an epoch, because the
-    /// pipe's iterator measures the wait for a first item.
+    /// Returns the counter for a wait, or None while the main process waits for the first item of an epoch. The pipe's
+    /// iterator measures the wait for the first item instead.
     pub fn wait(&self, link: Option<usize>) -> Option<&WaitRef> {
         if !self.first {
             return self.waits.get(link.unwrap_or(0));

@@ -412,7 +412,7 @@ impl Outlet {
     }
 
     /// Copies a buffer of a message into the arena. Returns None if there is not enough memory, and waiting cannot free
-    /// any.
+    /// more.
     fn put_in_arena(&mut self, py: Python<'_>, target: usize, source: &Source) -> PyResult<Option<Placed>> {
         loop {
             let producer = self.producer(target);

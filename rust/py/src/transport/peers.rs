@@ -68,7 +68,7 @@ pub struct Peers {
     taken_in: Vec<VecDeque<Taken>>,
     window: u64,
     pub paused: bool,
-    /// The index of the link if the items of only one link wake up this process, or otherwise None.
+    /// The index of the only link with items that wake up this process, or None if the items of all links do.
     awaited: Option<usize>,
     /// Whether a worker has waited for the dispatching process in this epoch. After such a wait, the items of all links
     /// must wake up the main process.

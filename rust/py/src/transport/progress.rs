@@ -1,4 +1,4 @@
-//! Records how many items were received from each shard, and the snapshots that belong to these positions.
+//! Records how many items were received from each shard, and stores the snapshots of the shards.
 
 use std::sync::Arc;
 
@@ -32,8 +32,8 @@ impl StreamProgress {
         drop(self.books.with(py, |books| books.begin(&starts)));
     }
 
-    /// Begins the epoch in `books` immediately, because another thread may request the position before the first item
-    /// is read.
+    /// Resets `books` for the new epoch immediately, because another thread may request the position before the first
+    /// item is read.
     pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
         drop(self.books.with(py, |books| books.begin(&starts)));
         self.starts = starts;
@@ -44,8 +44,8 @@ impl StreamProgress {
         self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
     }
 
-    /// Returns whether a shard has sent a snapshot. If `dispatched` is true, shard 0 must also have sent a snapshot of the
-    /// dispatching process.
+    /// Returns whether a shard has sent a snapshot. If `dispatched` is true, shard 0 must also have sent a snapshot of
+    /// the dispatching process.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dispatched: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dispatched || peer > 0 || books.has_dispatched()))
     }

@@ -132,8 +132,8 @@ impl Sender {
     }
 
     /// Makes `pump` call `taker(shard, waits)` from time to time, between two items. The pause between two calls is
-    /// `factor` times a call's duration, but at least `seconds`. If the process waits for its reader, the pause is
-    /// shorter, and `waits` is False, so that `taker` must not wait for other threads.
+    /// `factor` times a call's duration, but at least `seconds`. Before a wait for the reader, the pause can be
+    /// shorter, and `waits` is False, so `taker` must not wait for other threads.
     ///
     /// `taker` returns None or a tuple with the content of a snapshot. The tuple begins with the number of the
     /// iteration over the dispatched items, and the number and checksum of the items in this iteration.
@@ -151,7 +151,7 @@ impl Sender {
         self.outlet().map(|mut outlet| outlet.relay = Some(Arc::clone(&collector.get().relay)))
     }
 
-    /// Sends a snapshot. Returns False if a command is pending, and a later call of `pump` continues to send the
+    /// Sends a snapshot. Returns False if a command is pending. A later call of `pump` then continues to send the
     /// snapshot.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
@@ -274,8 +274,8 @@ impl Sender {
 
     /// Sends a message. Raises TimeoutError if the receiver does not read the message within `seconds`.
     ///
-    /// If `order` is given, the receiver first ends its current epoch. `tick` is called several times per second, and
-    /// may raise an exception to abandon the message.
+    /// If `order` is given, the receiver ends its current epoch before it reads the message. `tick` is called several
+    /// times per second, and may raise an exception to abandon the message.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
@@ -360,7 +360,7 @@ impl Sender {
         tidy(py, &self.arenas)
     }
 
-    /// While a thread sends, nothing is visited, because the thread's reference keeps this object alive.
+    /// While a thread sends, this method visits no references, because the thread's reference keeps this object alive.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
         visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))?;

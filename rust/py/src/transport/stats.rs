@@ -119,7 +119,8 @@ impl PyStatsBoard {
         self.0.made()
     }
 
-    /// Assigns a page to this process. The roles are 1 (main process), 2 (worker process) and 3 (dispatching process).
+    /// Assigns the page with the index `page` to this process. The roles are 1 (main process), 2 (worker process) and 3
+    /// (dispatching process).
     fn adopt(&self, page: usize, role: u32, number: u32) -> PyResult<()> {
         let role = match role {
             1 => Role::Main,

@@ -16,7 +16,7 @@ pub enum Reserve {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {
     Item(T),
-    /// An error in the slot of an item. The slots after an error may contain items.
+    /// An error that replaces one item. The results of later items may follow the error.
     Error(T),
     /// An error that stops the workers until the consumer has received the error.
     Break(T),

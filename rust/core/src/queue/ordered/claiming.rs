@@ -77,8 +77,8 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores an outcome for each claimed item. `complete` combines the kept part of an item, which has stayed in the
-    /// queue, with the part that the worker passes.
+    /// Stores an outcome for each claimed item. `complete` combines the part of an item that has stayed in the queue
+    /// with the part that the worker passes.
     ///
     /// Returns parts of items that the queue no longer needs, so that the caller drops them after the queue's lock is
     /// released.
