@@ -473,8 +473,8 @@ class IndexOrder:
             next(self._iterator)
         except StopIteration:
             return
-        # If a sampler returns an index here, the sampler has begun its next epoch. The sampler's state is therefore
-        # loaded a second time, which moves the sampler back to the end.
+        # The sampler has returned an index after its last index, so it has begun its next epoch. Loading its state a
+        # second time moves the sampler back to the end.
         inner = innermost_of(self._sampler)
         of_batches = state.iterator or {} if isinstance(self._iterator, BatchIndices) else {}
         if is_stateful(self._sampler) and state.sampler is not None:

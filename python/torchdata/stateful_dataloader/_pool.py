@@ -135,7 +135,7 @@ class WorkerPool(Group):
         """Sends the unanswered batch requests of an exited worker to its replacement process.
 
         Args:
-            worker: the index of the worker; if `is_ordered` is True, also the index of its only shard.
+            worker: the index of the worker; if `is_ordered` is True, the worker's only shard has the same index.
             beginning: the commands that move the replacement process to the position of the exited worker.
             received: the number of entries of `self.orders[worker]` that were already answered.
         """

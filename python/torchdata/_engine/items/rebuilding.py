@@ -9,8 +9,7 @@ different exception. The forms are
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Large attributes and
   attributes that cannot be pickled are omitted, and a note names them;
 - "group": an exception group, with a list of forms for each member exception;
-- "text": the exception's text and class. If the exception's class cannot be used, a base class replaces it in this
-  form;
+- "text": the exception's text and class. A base class replaces a class that cannot be used;
 """
 
 from __future__ import annotations

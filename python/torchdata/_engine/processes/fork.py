@@ -176,8 +176,8 @@ def _no_longer_ignore() -> None:
 os.register_at_fork(after_in_child=_no_longer_ignore)
 
 
-#: The message that a child sends before it acquires a lock: the child's number and the index of the lock. After the
-#: last lock, the index is `len(LOCKS)`.
+#: The message that a child sends before it acquires a lock: the child's number and the index of the lock. When the
+#: child has acquired all locks, it sends the index `len(LOCKS)`.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 

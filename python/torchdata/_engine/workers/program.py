@@ -135,7 +135,7 @@ class EpochProgram(Program):
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.
             begins: whether this is the first snapshot of an epoch.
-            waits: whether to wait for read-ahead threads that are computing an item; otherwise, returns None.
+            waits: whether to wait for read-ahead threads that are computing an item; if not, the result is then None.
         """
 
     def note(self) -> object:

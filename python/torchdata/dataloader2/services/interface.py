@@ -72,7 +72,7 @@ class ReadingServiceInterface(ABC):
 
     Attributes:
         _pause: a method `_pause(pause_fn=None)` that stops reading ahead; None if the service cannot be paused. If
-            `pause_fn` returns a function, this function is applied to the graph.
+            `_pause` returns a function, the loader applies this function to its graph.
         _resume: a method `_resume(resume_fn=None)` that continues to read ahead; None if the service cannot be paused.
         _limit: a method `_limit(num_batches, limit_fn=None)` that `DataLoader2Iterator.limit` calls; None if the
             service does not need limits. The loader, not the service, counts the items.

@@ -110,8 +110,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     Raises:
         TypeError: an argument that must be an integer, a function or a bool has another type.
         ValueError: an integer is negative, the platform lacks the start method, `on_worker_exit` or `on_timeout` has an
-            unknown value, `timeout` is not a number of seconds, or `patience` is less than `timeout`. Also raised if
-            `on_timeout="restart"` is given without `timeout`, or `patience` without `on_timeout="restart"`.
+            unknown value, `timeout` is not a number of seconds, or `patience` is less than `timeout`. ValueError is
+            also raised if `on_timeout="restart"` is given without `timeout`, or `patience` without
+            `on_timeout="restart"`.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
