@@ -81,8 +81,8 @@ class Resumption:
         turn: the index of the worker's shard that sends the next item or, for the dispatching process, the index of the
             link for the next item.
         passed: for a worker, the number of completed iterations over the dispatched items.
-        share: for a worker, the number and the checksum of the items that the worker had received from the dispatching
-            process since its current iteration over the dispatched items began.
+        share: for a worker, the number and the checksum of the items that it had received in its current iteration over
+            the dispatched items.
         strict: whether sources compare the items that they reread with the items that they read before the snapshot.
     """
 

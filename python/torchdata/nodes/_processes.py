@@ -111,7 +111,7 @@ class MapWorker:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
         self._base_seed, self._timeout = group.base_seed, group.timeout
         self._numbers = count(number, group.members.num_workers)
-        #: The base seed and the worker number of the process, or None if both were sent.
+        #: The base seed and the worker number for the process; None once both were sent.
         self._seed: tuple[int, int] | None = None
         self._patience, self._restarts = group.patience, group.restarts
         self._look = group.look_at(number)

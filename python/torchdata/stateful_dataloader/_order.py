@@ -368,8 +368,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # A resumed sampler repeats the draws after its recorded state. The result therefore contains the generators for
-        # these draws, with their states at the time of the recorded state.
+        # A resumed sampler repeats the draws after its recorded state, so the result contains the generators of these
+        # draws, as they were when the state was recorded.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 

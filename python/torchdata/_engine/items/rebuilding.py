@@ -143,8 +143,8 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values of an exception's slots. If `of_builtins` is True, returns only values of slots of built-in
-    classes, such as `OSError.filename`; otherwise, only values of slots of other classes.
+    """Returns the values of an exception's slots: if `of_builtins` is True, of slots of built-in classes, such as
+    `OSError.filename`, and otherwise of slots of all other classes.
     """
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:

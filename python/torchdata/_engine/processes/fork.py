@@ -266,9 +266,8 @@ class ForkedChild(ChildProcess):
 def fork_all(children: Sequence[ForkedChild], started: Callable[[int], object], deliver: Callable[[], object]) -> None:
     """Forks all children, replaces children that a held lock has blocked, and returns when all have begun or exited.
 
-    Calls `started` with the index of each child after its first start. Calls
-    `deliver` regularly, so that pending signals are delivered. Raises OSError
-    if no process can be started, or if a lock never becomes free.
+    Calls `started` with the index of each child after its first start. Calls `deliver` regularly, so that pending
+    signals are delivered. Raises OSError if no process can be started, or if a lock never becomes free.
     """
     try:
         reader, writer = os.pipe()

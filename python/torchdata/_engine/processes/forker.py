@@ -75,8 +75,8 @@ class ForkingProcess:
         self._owner = os.getpid()
         self.inherits = inherits
         self.is_over = False
-        #: Whether the forking process has exited during its start. If so, no other forking process is started, because
-        #: it would probably fail in the same way.
+        #: Whether the forking process has exited during its start. If so, the request is not sent to another forking
+        #: process, which would probably fail in the same way.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()

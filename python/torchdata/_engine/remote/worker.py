@@ -28,7 +28,7 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum size in bytes of one message to a host.
 MOST_PUSHED = 1 << 20
-# This bit of a link's first shared integer asks the worker to stop.
+#: This bit of a link's first shared integer asks the worker to stop.
 #: The lower bits of the integer contain the number of the current epoch.
 _END = 1 << 32
 #: `LOOK`: seconds between two checks during a wait. `JOINED`: the maximum seconds that `close` waits for the thread.

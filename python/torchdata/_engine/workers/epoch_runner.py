@@ -202,8 +202,8 @@ class EpochRunner:
         program = self.programs[index]
         # Only a graph that starts from its beginning sends a snapshot before it reads its sources.
         unread = announced and start.content is None
-        # Until this worker has sent its snapshot, other workers may delay the dispatched items. Threads of pipes must
-        # not read ahead before, because they might wait forever for such items.
+        # Until this worker has sent its snapshot, other workers may delay the dispatched items. Until then, threads of
+        # pipes must not read ahead, because they might wait forever for such items.
         with beginning_unread() if unread else nullcontext():
             iterator = program.resume_from(start.content, start.strict)
             if unread:

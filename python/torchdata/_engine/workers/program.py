@@ -139,9 +139,8 @@ class EpochProgram(Program):
         """
 
     def note(self) -> object:
-        """Returns a message from this program to the `listener` of `Children` in
-        the main process, or None. The engine calls `note` whenever it takes a snapshot, and at the end of each
-        iteration.
+        """Returns a message from this program to the `listener` of `Children` in the main process, or None. The engine
+        calls `note` whenever it takes a snapshot, and at the end of each iteration.
         """
         return None
 

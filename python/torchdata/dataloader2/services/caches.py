@@ -32,7 +32,7 @@ from torchdata.datapipes._pipe.witnessing import SampleDigest
 
 
 class Caches:
-    """Leaves cached items out of snapshots if they have more than `most` bytes; None means no limit."""
+    """Leaves cached items out of snapshots if they have more than `most` bytes; `most=None` means no limit."""
 
     def __init__(self, most: int | None) -> None:
         self._most = most

@@ -177,7 +177,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.snapshot_budget = check_optional_int(name, "snapshot_budget", snapshot_budget, least=0)
         self._children: Children | LocalShards | None = None  # None until the service is initialized
         self._choice: WorkerChoice | None = None
-        #: This function returns the shards of the epoch that the loader resumes, or None to begin a new epoch.
+        #: A function that returns the shards of the epoch that the loader resumes, or None to begin a new epoch.
         self._resumed: Resumed = _none
         self._ask_rank: AskRank = _none
         self._rank: tuple[int, int, bool] = (0, 1, False)
@@ -262,7 +262,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return multiprocessing.get_context(self.multiprocessing_context)
 
     def _workers_for(self, shards: int) -> int:
-        """If items are dispatched, each worker runs only one shard."""
+        """Returns the number of workers for `shards` shards; if items are dispatched, each worker runs one shard."""
         return shards if self._dispatches else min(shards, self.num_workers)
 
     def _own_shards(self) -> Sequence[Shard]:
