@@ -236,8 +236,8 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills the child if the child has not executed its command within the timeout. Returns the time from which the
-        wait for the command is counted: the current time if the child was killed, and `began` otherwise.
+        """Kills the child if the child has not executed its command within the timeout. Returns the start of the
+        current wait for the command: the current time if the child was killed, and `began` otherwise.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):

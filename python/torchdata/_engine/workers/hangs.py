@@ -279,8 +279,8 @@ class Hangs:
 
 
 def _silence(page: Any, limit: float) -> float:
-    """Returns the age of the last counters from another machine, in seconds; 0 if newer counters are overdue, so that
-    the process is considered to hang.
+    """Returns for how many seconds a process on another machine may have progressed unnoticed: the age of its last
+    counters, or 0 if newer counters are overdue.
     """
     if page is None or not page["arrived"]:
         return 0.0

@@ -30,7 +30,7 @@ class Shares(NamedTuple):
     Args:
         workers: the number of worker processes of each rank; 0 (the default) if the graph runs in the main process.
             Each worker runs a copy of the graph up to the first pipe that cannot be replicated.
-        ranks: ranks of a distributed job; None without ranks.
+        ranks: the number of ranks of the distributed job; None without ranks.
 
     Example:
         >>> from torchdata.dataloader2 import Shares

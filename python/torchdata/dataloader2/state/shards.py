@@ -154,7 +154,7 @@ def fitted(datapipe: Any, entries: Sequence[PipeEntry]) -> tuple[Any, Sequence[P
     appended other pipes to the graph.
 
     Items that appended pipes had buffered in the saved run are yielded by the first appended pipe of this graph, or by
-    a new `prefetch` if this graph has no appended pipe.
+    a new `prefetch` if this graph lacks appended pipes.
     """
     names = [*map(name_of, Graph(datapipe))]
     equal = [*takewhile(lambda pair: pair[0] == pair[1].type, zip(names, entries, strict=False))]
