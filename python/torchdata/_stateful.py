@@ -9,12 +9,12 @@ The iterable's `load_state_dict` restores a position within an epoch. If the pos
 `StatefulStream` loads the last position of the earlier epoch, and requests one more item. The request for one more item
 ends the earlier epoch, or returns an item, which is dropped. After the request for one more item, a new iteration of
 the iterable begins, so that the iterable counts epochs and draws random numbers as in the saved run. No item is
-requested if a new iteration of the iterable would continue after this item.
+requested if a new iteration of the iterable would continue after the requested item instead of starting over.
 
 Some iterables, for example Hugging Face's, apply a loaded state in every later iteration, so that each later epoch
-would begin at the loaded position. If the first items of the resumed epoch and of the next epoch leave equal states,
-`StatefulStream` restarts the next epoch from the iterable's initial state. If a state from the end of an epoch was
-loaded and the iterable yields an item nevertheless, `StatefulStream` drops the item and loads the state again.
+would begin at the loaded position. If the state after the first item is the same in the resumed epoch and in the next
+epoch, `StatefulStream` restarts the next epoch from the iterable's initial state. If a state from the end of an epoch
+was loaded and the iterable yields an item nevertheless, `StatefulStream` drops the item and loads the state again.
 """
 
 from __future__ import annotations
@@ -128,8 +128,7 @@ class StreamState(NamedTuple):
 
     Args:
         inner: the state of the iterator; None if the iterable is its own iterator.
-        started: whether an item of the epoch was requested. If no item was requested yet, `ended` refers to the
-            previous epoch.
+        started: whether an item of the epoch was requested; if not, `ended` refers to the previous epoch.
     """
 
     own: Any

@@ -12,8 +12,8 @@ _CELL = "padding:2px 8px;border-bottom:1px solid #ddd;text-align:"
 
 
 def table(rows: Sequence[Sequence[str]], left: int = 1) -> str:
-    """Returns an HTML table. The first row is the heading. The first `left` columns are left-aligned, and further
-    columns are right-aligned."""
+    """Returns an HTML table. The first row is the heading of the table. The first `left` columns are left-aligned, and
+    further columns are right-aligned."""
 
     def row(cells: Sequence[str], tag: str) -> str:
         sides = ("left" if number < left else "right" for number in range(len(cells)))

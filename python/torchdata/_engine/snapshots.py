@@ -20,9 +20,9 @@ from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
 #: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100. If
-#: a snapshot takes more than a millisecond, the time beyond a millisecond is multiplied by five in c (`Cadence`).
-#: A process that is about to wait for its reader may take an early snapshot. Time that was spent waiting for the reader
-#: counts five times as part of the pause before an early snapshot, so that a resumed process recomputes few items.
+#: a snapshot takes more than a millisecond, the time beyond a millisecond is multiplied by five in c (`Cadence`). A
+#: process that is about to wait for its reader may take an early snapshot. In the pause before an early snapshot, a
+#: second of waiting for the reader counts as five seconds, so a process that often waits takes more snapshots.
 SECONDS, FACTOR = 0.005, 50.0
 #: In the formula for the pause between snapshots, n is the number of processes, but at least FEWEST and at most MOST.
 #: The pause after a snapshot grows with the number of processes, because a main process that takes items in strict
@@ -56,7 +56,7 @@ class Announced:
 
     NONE = 0
     OWN = 1
-    #: The child first forwards the dispatching process's snapshot to the main process, and then sends its own snapshot.
+    #: The child forwards the dispatching process's snapshot to the main process, and then sends its own snapshot.
     DISPATCHED = 2
 
 
@@ -81,8 +81,8 @@ class Resumption:
         turn: the index of the worker's shard that sends the next item or, for the dispatching process, the index of the
             link for the next item.
         passed: for a worker, the number of completed iterations over the dispatched items.
-        share: for a worker, the number and the checksum of the items that the worker had received from the dispatching
-            process since its current iteration over the dispatched items began.
+        share: for a worker, the number and the checksum of the items that it had received in its current iteration over
+            the dispatched items.
         strict: whether sources compare the items that they reread with the items that they read before the snapshot.
     """
 

@@ -179,8 +179,8 @@ class TorchGroup(UncopyableGroup):
         self._meeting.close()
 
     def _note_connections(self) -> None:
-        """Records the file descriptors of the group's connections to other ranks. Must be called before a fork, because
-        file descriptors of ended connections may be reused later.
+        """Records the file descriptors of the group's connections to other ranks. This method must be called before a
+        fork, because file descriptors of ended connections may be reused later.
         """
         try:
             self._descriptors = self._meeting.descriptors()

@@ -40,8 +40,7 @@ class StateKeeper:
 
     Attributes:
         loaded: the state that was loaded last; None if no state was loaded.
-        left: after a shutdown, the position, seeds and ranks that states contain, or the reason why states cannot be
-            saved.
+        left: after a shutdown, the position, seeds and ranks for later states, or the reason why no state can be saved.
         is_rereading: whether a call of `read_again` is running or was interrupted.
     """
 
@@ -97,8 +96,8 @@ class StateKeeper:
         """Returns the position in the epoch, the seeds and the ranks that a state contains.
 
         Args:
-            looks: whether to save the current state of the main process's pipes, which may wait for the threads of
-                these pipes.
+            looks: whether to wait for the threads of the main process's pipes, and to save the current state of these
+                pipes.
         """
         run = self._run
         with run.held:

@@ -74,7 +74,7 @@ class Tracker:
         #: In a resumed epoch, the number of workers' items that the main process had read when the loaded state was
         #: saved; otherwise 0.
         self._yielded_before = 0
-        #: The number of these workers' items that pipes in the main process buffered.
+        #: In a resumed epoch, the number of workers' items that the main process's pipes had buffered; otherwise 0.
         self._held_before = 0
         #: The number of delivered items at the loaded state, and the positions of the shards after these items; -1 and
         #: None if no state was loaded in this epoch.
@@ -136,7 +136,7 @@ class Tracker:
         return mark.at(given, seconds=seconds, shards=output.shards, without_held=apart)
 
     def _without_held(self, mark: Position, given: int, output: WorkerOutput) -> WorkersPosition | None:
-        """Returns the positions of the shards after the delivered items; None if they are unknown, or not necessary."""
+        """Returns the positions of the shards after the delivered items, if known, for `Position.without_held`."""
         drop = given - mark.given
         if not self.hands_on or (mark.graph is None and not drop):
             return None
@@ -154,8 +154,8 @@ class Tracker:
         return output.lacking(None) if mark.workers is None else mark.lacking
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest position that was recorded before the user received the last `items_ago` items, and the
-        number of items that the user had received before these items.
+        """Returns the newest position that was recorded until the moment `items_ago` items ago, and the number of items
+        that the user had received at that moment.
         """
         given = self._delivery.given - items_ago
         if given < 0:
@@ -298,8 +298,7 @@ class Tracker:
         self._may_count = self.hands_on and not reads_ahead
 
     def return_to(self, end: Position | str | None, epochs: int) -> None:
-        """Undoes the beginning of an epoch after an error. Undoes the beginning of an epoch after an error, given the
-        values of `end` and `epochs` from before this epoch."""
+        """Undoes the beginning of an epoch after an error; `end` and `epochs` are the values from before this epoch."""
         self.end = end
         self._epochs_before = epochs if self._run.epochs > epochs else None
 
@@ -415,8 +414,8 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # a stored exception would keep the processes alive
             return
-        # Items must not be marked as finished if a resumed loader rereads them, because only an earlier state of the
-        # pipes could be saved.
+        # If the pipes' state at the end could not be saved, `position` contains an earlier state. A resumed loader then
+        # rereads items, so the output is not marked as finished.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))

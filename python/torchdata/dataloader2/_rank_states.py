@@ -48,8 +48,8 @@ class SavedPositions:
         return self._of_rank(contract).all_shards
 
     def between(self, contract: ReadingServiceInterface, *, keeps: bool) -> Position:
-        """Returns this rank's position between two epochs. Unless pipes keep state from epoch to epoch (`keeps`), the
-        position of another rank replaces a missing position.
+        """Returns this rank's position between two epochs. If this rank's position is missing, another rank's position
+        is returned, unless pipes keep state from epoch to epoch (`keeps`).
         """
         if keeps or self._has_rank_of(contract):
             return self._of_rank(contract)
@@ -97,8 +97,8 @@ class SavedPositions:
         return position._replace(graph=graph)
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
-        """Makes the resumed epoch use the seeds of the saved epoch, with or without seeds that the ranks had agreed
-        on."""
+        """Makes the resumed epoch use the seeds of the saved epoch, even if only one of the two epochs has several
+        ranks."""
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
             service.keep_seeds()

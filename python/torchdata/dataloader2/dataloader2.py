@@ -386,8 +386,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 is included if its pickle has at most 1 MiB.
 
         Raises:
-            RuntimeError: the loader lacks a pipe; or the state is requested while an item is being computed, with
-                `in_order=False` and pipes in the main process that combine items.
+            RuntimeError: the loader lacks a pipe; or an item is being computed, and the loader has `in_order=False` and
+                pipes in the main process that combine items.
             TypeError: `with_pipe` is True and the pipe cannot be pickled (the message names the attribute), or the
                 loader was created with an object that is not a pipe.
             ValueError: fewer than `items_ago` items were delivered in this epoch.

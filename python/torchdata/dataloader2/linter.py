@@ -85,8 +85,8 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
 
     `lint` finds items that several workers or no worker would yield, a `sharding_filter` without a `shuffle` before it,
     and expensive functions before the filter. `lint` also finds a mix in a fixed pattern before
-    `.sharding_filter().batch(n)`, such as a `mux`, or a `zip` of batches that are then flattened. The batches of each
-    worker would have another ratio of inputs than the mix.
+    `.sharding_filter().batch(n)`, such as a `mux`, or a `zip` of batches that are then flattened. With such a mix, the
+    batches of each worker would contain the inputs in another ratio.
 
     Args:
         datapipe: the last pipe of the graph.

@@ -97,7 +97,7 @@ class Workers(Group):
 
     @property
     def serve_on(self) -> bool:
-        """Whether the same processes can be used after the node is reset."""
+        """Whether the running processes can be reused after a reset of the node."""
         return self.restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
@@ -111,15 +111,15 @@ class MapWorker:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
         self._base_seed, self._timeout = group.base_seed, group.timeout
         self._numbers = count(number, group.members.num_workers)
-        #: The base seed and the worker number of the process, or None if both were sent.
+        #: The base seed and the worker number for the process; None once both were sent.
         self._seed: tuple[int, int] | None = None
         self._patience, self._restarts = group.patience, group.restarts
         self._look = group.look_at(number)
         #: The number of processes that were killed because of the current item.
         self._tries = 0
         self._read(group, output)
-        #: A thread holds this lock while the process computes items for the thread, because a thread from before a
-        #: reset may still be waiting for results.
+        #: A thread holds this lock while it waits for results of the process, because after a reset, an earlier thread
+        #: may still be waiting for its results.
         self._calling = threading.Lock()
         self._number = 0
         #: Seconds that the process spent on its last items, without waits.

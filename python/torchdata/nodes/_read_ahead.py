@@ -53,8 +53,8 @@ class _Work(ReadAhead):
             yields fewer.
         **options: further arguments of the queue: `in_order`, `position` and `grows`. `position` is the loaded state: a
             snapshot of the source, the number of items to drop after the snapshot, and the numbers of later items to
-            drop. `grows` is None if `limit` is fixed. Otherwise, `grows` is a tuple of the highest limit for small
-            items, the number of small items that were read in a row, and the current limit.
+            drop. `grows` is None if `limit` is fixed. If `limit` may grow, `grows` is a tuple of the highest limit for
+            small items, the number of small items that were read in a row, and the current limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:

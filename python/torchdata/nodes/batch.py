@@ -169,7 +169,7 @@ class Unbatcher(BaseNode[T]):
     _index = _length = 0
     #: Whether a new batch is in `_batch`, but `_length` is still the length of the previous batch.
     _is_new = False
-    #: The number of members of the next batch that were yielded before a loaded state was saved.
+    #: The number of members of the next batch to skip, because they were yielded before the loaded state was saved.
     _skipped = 0
     #: Whether the source yields the same batch again after it is reset to the position before the batch.
     _rereads = True

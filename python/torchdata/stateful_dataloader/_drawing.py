@@ -114,8 +114,8 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Within this context, the global generators have the loader's states. Outside the context, they have the
-        program's states."""
+        """Within this context, the global generators have the loader's states, and outside the context, the program's
+        states."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -273,8 +273,7 @@ class Draws:
 
         Args:
             number: the number of indices that were read before `indices`.
-            drawn: the number of indices that were read before `indices` or, if the sampler returns batches, the number
-                of these batches.
+            drawn: `number` or, if the sampler returns batches, the number of batches that were read before `indices`.
         """
         digest = self._digest
         while number <= digest.next < number + len(indices):

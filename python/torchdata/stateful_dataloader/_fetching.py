@@ -133,8 +133,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     #: Whether Ctrl-C has interrupted the dataset's iterator in such a way that it cannot continue.
     is_broken = is_generator = False
     wanted = 1
-    #: The number of exceptions since the last sample. `_doubtful` is the last exception if a generator may have raised
-    #: it and has therefore ended.
+    #: The number of exceptions since the last sample. `_doubtful` is the last exception if it may have ended a
+    #: generator.
     _in_a_row = 0
     _doubtful: Exception | None = None
 

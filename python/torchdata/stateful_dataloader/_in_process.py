@@ -205,7 +205,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     @property
     def _num_received(self) -> int:
-        # `_num_yielded` already counts a batch in `_batch`, which was not returned.
+        # `_num_yielded` already counts the batch in `_batch`, although this batch was not returned.
         return self._num_yielded if self._batch is _NONE else self._before
 
     def state_at(self) -> StateAt:
@@ -239,7 +239,7 @@ class LocalPool:
 
     Args:
         pin: a function that copies a batch to pinned memory, or None.
-        reached: a function that returns the position of a shard after the batches that the program has received.
+        reached: a function that returns a shard's position after the batches that the program has received.
     """
 
     is_ordered = False

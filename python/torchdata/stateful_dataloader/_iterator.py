@@ -177,7 +177,7 @@ class StatefulIterator(_BaseDataLoaderIter):
 
         Args:
             waiting: the drawn indices of batches that the user has not received, in drawing order.
-            positions_at: a function that returns the reading positions, given `Moments.program`.
+            positions_at: a function that takes `Moments.program` and returns the reading positions.
         """
         reading = self._reading
         batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)

@@ -345,7 +345,7 @@ def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> R
     """Adds `more`, the data that torchdata 0.11 does not save, to `position`.
 
     Args:
-        given: the number of batches that the user has received in the epoch, which is the upper limit for "since".
+        given: the number of received batches in the epoch; the value of "since" in `more` must not exceed this number.
     """
     is_list = isinstance(position.since, list)
     since, follows_end = more.get("since", [] if is_list else 0), None

@@ -368,8 +368,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # A resumed sampler repeats the draws after its recorded state. The result therefore contains the generators for
-        # these draws, with their states at the time of the recorded state.
+        # A resumed sampler repeats the draws after its recorded state, so the result contains the generators of these
+        # draws, as they were when the state was recorded.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -473,8 +473,8 @@ class IndexOrder:
             next(self._iterator)
         except StopIteration:
             return
-        # If a sampler returns an index here, the sampler has begun its next epoch. The sampler's state is therefore
-        # loaded a second time, which moves the sampler back to the end.
+        # The sampler has returned an index after its last index, so it has begun its next epoch. Loading its state a
+        # second time moves the sampler back to the end.
         inner = innermost_of(self._sampler)
         of_batches = state.iterator or {} if isinstance(self._iterator, BatchIndices) else {}
         if is_stateful(self._sampler) and state.sampler is not None:

@@ -74,7 +74,7 @@ class PipeSource(PipePasses):
 
 def source_of(dataset: Any, shared_seed: Callable[[], int | None] = lambda: None) -> Any:
     """Returns a `PipeSource` for a pipe if its graph can be saved and restored, and any other dataset unchanged.
-    PyTorch's wrapper of a pipe is removed."""
+    If PyTorch has wrapped a pipe for pickling, the wrapper is removed."""
     pipe = dataset._datapipe if isinstance(dataset, _IterDataPipeSerializationWrapper) else dataset
     if not isinstance(pipe, IterDataPipe) or any(is_torchs(one) or not is_restorable(one) for one in Graph(pipe)):
         return dataset

@@ -58,8 +58,8 @@ class WorkerPool(Group):
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
         #: Whether workers read only batches that the main process has ordered. If `is_ordered` is False, workers read
-        #: ahead up to a limit that the main process sets. If the program abandons an epoch, persistent workers of an
-        #: iterable dataset must have read exactly the requested batches, so these workers also wait for batch requests.
+        #: ahead up to a limit that the main process sets. Persistent workers of an iterable dataset also wait for batch
+        #: requests, so that they have read exactly the requested batches if the program abandons an epoch.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
@@ -135,7 +135,7 @@ class WorkerPool(Group):
         """Sends the unanswered batch requests of an exited worker to its replacement process.
 
         Args:
-            worker: the index of the worker; if `is_ordered` is True, also the index of its only shard.
+            worker: the index of the worker; if `is_ordered` is True, the worker's only shard has the same index.
             beginning: the commands that move the replacement process to the position of the exited worker.
             received: the number of entries of `self.orders[worker]` that were already answered.
         """

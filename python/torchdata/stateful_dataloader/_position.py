@@ -101,8 +101,8 @@ class OrderState(NamedTuple):
         indices_since: the number of indices that the sampler returned after its state was saved.
         ahead: for a sampler without a state, the number of drawn indices or samples that the user had not received.
         used_up: whether the sampler had returned all indices.
-        draws: the draws of the sampler that followed a use of its generators by other code. Each entry of `draws`
-            contains the number of earlier indices, and the generators' states.
+        draws: the sampler's draws of random numbers before which other code had used the same generators. Each entry of
+            `draws` contains the number of earlier indices, and the generators' states.
         digest: a checksum of the sampler's indices.
         generators: the generators' states when the state was saved, as `encoded` returns them.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
@@ -235,7 +235,7 @@ class Progress:
         return position._replace(random={name: encoded(one) for name, one in (position.random or {}).items()})
 
     def saved_of_program(self) -> ReadingPosition:
-        """Returns the position in the form of a loader without workers, because the worker resumes an epoch of such a
+        """Returns the position as a loader without workers would save it, because the worker resumes an epoch of such a
         loader."""
         position = self.reached()
         then = position.random or {}

@@ -257,7 +257,7 @@ class EpochReader:
         return batch
 
     def put_back(self, batch: Any) -> None:
-        """Takes back the last result of `read`, which did not reach the program. The next call returns it again."""
+        """Takes back the last result of `read`, which did not reach the program; the next `read` returns it again."""
         self._held, self._is_cut_off, self._is_uncounted = batch, True, False
         self.count -= 1
 

@@ -340,7 +340,7 @@ class Batches(Iterator[Unit]):
         """Takes a snapshot and sends it with the first message, if the main process may need it.
 
         Args:
-            went_on: whether the epoch resumes from a saved position; the main process already knows this position.
+            went_on: whether the epoch resumes from a saved position, which the main process already knows.
             again: whether this worker replaces a failed worker that has sent messages of this epoch. Such a worker does
                 not send a snapshot, because the main process might assign the snapshot to a wrong batch.
         """

@@ -9,8 +9,7 @@ different exception. The forms are
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Large attributes and
   attributes that cannot be pickled are omitted, and a note names them;
 - "group": an exception group, with a list of forms for each member exception;
-- "text": the exception's text and class. If the exception's class cannot be used, a base class replaces it in this
-  form;
+- "text": the exception's text and class. A base class replaces a class that cannot be used;
 """
 
 from __future__ import annotations
@@ -144,8 +143,8 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values of an exception's slots. If `of_builtins` is True, returns only values of slots of built-in
-    classes, such as `OSError.filename`; otherwise, only values of slots of other classes.
+    """Returns the values of an exception's slots: if `of_builtins` is True, of slots of built-in classes, such as
+    `OSError.filename`, and otherwise of slots of all other classes.
     """
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:

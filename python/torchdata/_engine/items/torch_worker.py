@@ -42,8 +42,8 @@ def _set_info(module: Any) -> None:
 
 
 def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
-    """While torch is being imported, its attribute `utils` does not exist yet, so the module is taken from
-    `sys.modules`.
+    """Torch's worker module is taken from `sys.modules`, because `torch.utils` does not exist yet while torch is being
+    imported.
     """
     worker: Any = sys.modules[f"{_MODULE}._utils.worker"]
     # While torch is being imported, `awaited` contains the seed for torch's generator.

@@ -42,7 +42,7 @@ with contextlib.suppress(ImportError, OSError):
     sys.platform == "linux" and ctypes.CDLL(None).prctl(1, signal.SIGCONT)
 """
 _ORIGINAL_FOLDER: str = getattr(process, "ORIGINAL_DIR", None) or ""
-#: This code sets a path without a file, so that multiprocessing does not import the main module.
+#: This code gives the main module a path without a file, so that multiprocessing does not import the module.
 _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
@@ -70,7 +70,7 @@ class ChildName(str):
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # Only the first pickle of the name reaches the child, so later pickles do not contain the code.
+        # Only the first pickle of a child's name is sent to the child, so only this pickle contains the code to run.
         if start is None or getattr(start, "_has_code", False):
             return str, (str(self),)
         start._has_code = True

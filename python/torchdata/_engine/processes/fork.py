@@ -176,8 +176,8 @@ def _no_longer_ignore() -> None:
 os.register_at_fork(after_in_child=_no_longer_ignore)
 
 
-#: The message that a child sends before it acquires a lock: the child's number and the index of the lock. After the
-#: last lock, the index is `len(LOCKS)`.
+#: The message that a child sends before it acquires a lock: the child's number and the index of the lock. When the
+#: child has acquired all locks, it sends the index `len(LOCKS)`.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
@@ -266,9 +266,8 @@ class ForkedChild(ChildProcess):
 def fork_all(children: Sequence[ForkedChild], started: Callable[[int], object], deliver: Callable[[], object]) -> None:
     """Forks all children, replaces children that a held lock has blocked, and returns when all have begun or exited.
 
-    Calls `started` with the index of each child after its first start. Calls
-    `deliver` regularly, so that pending signals are delivered. Raises OSError
-    if no process can be started, or if a lock never becomes free.
+    Calls `started` with the index of each child after its first start. Calls `deliver` regularly, so that pending
+    signals are delivered. Raises OSError if no process can be started, or if a lock never becomes free.
     """
     try:
         reader, writer = os.pipe()

@@ -63,7 +63,7 @@ class ForkingProcess:
 
     Args:
         inherits: whether the forking process is a copy of the main process, so that it is ready immediately.
-        launch: creates the process; its arguments are the two ends of the socket for communication.
+        launch: a function that creates the process, given the two ends of the socket for communication.
     """
 
     #: If a signal has arrived and the start of the forking process takes more than `_grace` seconds, the start is
@@ -75,8 +75,8 @@ class ForkingProcess:
         self._owner = os.getpid()
         self.inherits = inherits
         self.is_over = False
-        #: Whether the forking process has exited during its start. A new forking process would probably fail in the
-        #: same way.
+        #: Whether the forking process has exited during its start. If so, the request is not sent to another forking
+        #: process, which would probably fail in the same way.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
@@ -93,7 +93,7 @@ class ForkingProcess:
             raise
         finally:
             theirs.close()
-        # Exit handlers with a higher priority run before this handler; some of them shut loaders down.
+        # This exit handler has a low priority, so that it runs after the handlers that shut loaders down.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
@@ -345,8 +345,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # The forking process has exited. If the main process is process 1 of a container, it has become the child's
-            # parent and can reap the child.
+            # The forking process has exited, so the child's parent is now process 1. If the main process is process 1
+            # of a container, it can reap the child.
             try:
                 code = reap(pid)
             except ChildProcessError:

@@ -54,7 +54,7 @@ class InterruptsDeferred:
         later: whether the context is entered in a finalizer (a `__del__` or a callback of a weak reference). In a
             finalizer, signals are delivered only after the finalizer has returned, because Python ignores exceptions in
             finalizers.
-        noted: whether Ctrl-C was pressed before the context began, and must be delivered at the end of the context.
+        noted: whether Ctrl-C was pressed before the context began, and is to be delivered at the end of the context.
     """
 
     innermost: InterruptsDeferred | None = None
@@ -178,8 +178,8 @@ class MainSignals:
         """Makes a child ignore the main process's signals; a child must call this method before anything else.
 
         The child gets handlers that do nothing. The child does not ignore signals by SIG_IGN, because programs that the
-        child starts would inherit SIG_IGN, and SIGTERM could not end these programs. A signal that arrived while it was
-        blocked is discarded. If the child sends a signal to itself, the signal's default action is executed.
+        child starts would inherit SIG_IGN, and SIGTERM could not end these programs. Signals that arrived while they
+        were blocked are discarded. If the child sends a signal to itself, the signal's default action is executed.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()

@@ -1,8 +1,8 @@
 """Warns if forked children read a file through a file position that they share.
 
-Role: with start method "fork", the main process runs this check in
-each epoch. A file that is open during the fork has one position in all
-processes. Each read in one process moves the shared file position, so other processes silently read wrong bytes.
+Role: with start method "fork", the main process runs this check in each epoch. A file that is open during the fork has
+one position in all processes. Each read in one process moves the shared file position, so other processes silently read
+wrong bytes.
 
 The check warns if, within one epoch, a file's position has changed, at least two children have read data, and the main
 process has read nothing. The kernel counts the reads of each process (`/proc/PID/io`). If a child exits, the kernel
@@ -36,8 +36,8 @@ class SharedPositions:
     """This object must be created right before the children are forked.
 
     Args:
-        differ: whether one of the children is the dispatching process, which runs another graph; if so, the first epoch
-            is not checked, because children also read files while they start.
+        differ: whether one of the children is the dispatching process. If so, the first epoch is not checked: only this
+            process may use an open file, but all children read files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:
@@ -66,7 +66,7 @@ class SharedPositions:
             for number, before in mark.positions.items()
             if before not in (-1, position := _position(number, self._files[number])) and position != -1
         ]
-        # `_reads_of` reads one file, so a growth of one means that the main process has read nothing else
+        # `_reads_of` reads one file, so a count that has grown by one means that the main process has read nothing else
         if not moved or _reads_of(os.getpid()) != mark.own + 1:
             return None
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]

@@ -166,8 +166,8 @@ class _Actor:
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
-    """Keeps Ray's `reference` alive until `answer` is done, and then moves it to the list `spent`, which the next
-    request to a host empties."""
+    """Keeps Ray's `reference` alive until `answer` is done. Afterwards, the reference is in the list `spent`, which the
+    next request to a host empties."""
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
 

@@ -4,10 +4,10 @@ Role: the host spawns the worker as a separate process, because user code needs 
 user code must not end the host. The host forwards the contents of the worker's links without decoding them.
 
 A lane is a pair of links, one per direction. The main process calls `push` to send messages to the worker, and `pull`
-to get messages of the worker. They run in separate threads. Several calls of `pull` are always waiting at the host, so
-that the host can return messages immediately. All calls of `push` and `pull` are numbered, because they may arrive out
-of order. The first lane (pair of links) transmits commands and the worker's items. The second lane (pair of links)
-transmits items from the dispatching process, which runs on the main process's machine.
+to get messages of the worker. Both methods run in separate threads. Several calls of `pull` are always waiting at the
+host, so that the host can return messages immediately. All calls of `push` and `pull` are numbered, because they may
+arrive out of order. The first lane (pair of links) transmits commands and the worker's items. The second lane (pair of
+links) transmits items from the dispatching process, which runs on the main process's machine.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RemoteSetup:
         child: the worker's setup, as if the worker ran on the main process's machine. The fields in `_HERE` are None,
             because they are valid on one machine only.
         budget: bytes of shared memory for the items that the worker sends.
-        counts: the counters of earlier processes of this worker.
+        counts: the counters of the processes that were this worker before a restart.
     """
 
     child: ChildSetup

@@ -2,7 +2,7 @@
 
 Role: a thread of the main process transmits messages between shared memory (`Link`) and the worker's host.
 
-A replacement gets its own thread and links, so that late messages of the replaced worker cannot reach it.
+A worker that replaces another worker gets its own thread and links, so it receives no late messages of the old worker.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum size in bytes of one message to a host.
 MOST_PUSHED = 1 << 20
-# This bit of a link's first shared integer asks the worker to stop.
+#: This bit of a link's first shared integer asks the worker to stop.
 #: The lower bits of the integer contain the number of the current epoch.
 _END = 1 << 32
-#: Seconds between two checks during a wait, and the maximum seconds that `close` waits for the thread.
+#: `LOOK`: seconds between two checks during a wait. `JOINED`: the maximum seconds that `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
 #: The time limits in seconds for a host to report its worker's stack (`ANSWERED`), and to kill the worker (`ENDED`).
 ANSWERED, ENDED = 10.0, 1.0
@@ -173,8 +173,8 @@ class RemoteWorker(ChildProcess):
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # A `Carrier` needs a link in each direction, so this link is created although a worker sends nothing to the
-            # dispatching process.
+            # A `Carrier` needs a link in each direction, so `nothing` is created, although a worker sends nothing to
+            # the dispatching process.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)
@@ -322,7 +322,7 @@ class _Arrived:
 
 
 def _ringing(lane: _Lane) -> Callable[[object], None]:
-    """Returns a callback that wakes the lane. The callback refers to the lane only weakly, because Ray keeps the
+    """Returns a callback that calls `lane.ring()`. The callback refers to the lane only weakly, because Ray keeps the
     callbacks of calls that never return."""
     found = weakref.ref(lane)
 

@@ -62,7 +62,7 @@ class CommonSetup:
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
     #: The line of the user's program that started the children. The value is None for a child on another machine, and
-    #: for a forked child, because the stack of a forked child contains the line of the program.
+    #: for a forked child, which finds the line in its own stack.
     begun_at: tuple[str, int, str] | None
 
     @classmethod
@@ -258,7 +258,7 @@ def _return_freed_memory() -> None:
 
 
 def _keep_memory_of_tensors() -> None:
-    """Makes torch request huge pages for large tensors, unless the user has disabled this.
+    """Makes torch request huge pages for large tensors, unless the user has disabled huge pages.
 
     Without huge pages, older releases of glibc leave a gap next to each tensor, because torch aligns tensors to 64
     bytes. Because of such gaps, the memory of a freed tensor is slightly too small for the next tensor of the same

@@ -132,8 +132,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The graph reads the dispatched items from the beginning, so the remaining items of the resumed iteration
-            # are skipped.
+            # The graph begins a new iteration over the dispatched items, so the remaining items of the resumed
+            # iteration are skipped.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
@@ -202,8 +202,8 @@ class EpochRunner:
         program = self.programs[index]
         # Only a graph that starts from its beginning sends a snapshot before it reads its sources.
         unread = announced and start.content is None
-        # Threads of pipes must not read ahead before this worker has sent its snapshot, because the threads might wait
-        # forever for dispatched items, which other workers delay until the snapshot is sent.
+        # Until this worker has sent its snapshot, other workers may delay the dispatched items. Until then, threads of
+        # pipes must not read ahead, because they might wait forever for such items.
         with beginning_unread() if unread else nullcontext():
             iterator = program.resume_from(start.content, start.strict)
             if unread:
@@ -221,7 +221,7 @@ class EpochRunner:
         return program.resume_from(None)
 
     def _send_pass(self, begin: Callable[[], Any]) -> bool:
-        """Returns False if a command ends the epoch."""
+        """Sends the items of one iteration; returns False if a command ends the epoch."""
         failure = self.failure
         try:
             if failure is None:

@@ -224,8 +224,8 @@ class Children(Group):
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
-                    # All workers may send further items, because this child may need a dispatched item, and the
-                    # dispatching process may be waiting for a worker that has reached its limit.
+                    # All workers are permitted to send further items: this child may need a dispatched item while the
+                    # dispatching process waits for a worker that has reached its limit.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -236,8 +236,8 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills the child if the child has not executed its command within the timeout. Returns the time when the wait
-        for the command began: the current time if the child was killed, and `began` otherwise.
+        """Kills the child if the child has not executed its command within the timeout. Returns the start of the
+        current wait for the command: the current time if the child was killed, and `began` otherwise.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):

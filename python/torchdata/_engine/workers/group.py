@@ -54,7 +54,7 @@ class Group(OwnsChildren):
         dispatch_window: the number of items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for items; None for a quarter of the machine's memory.
         commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
-        pages: memory for the children's counters, from a loader that reads the group in threads; None creates this
+        pages: memory for the children's counters, from a loader that reads the group in threads; None creates new
             memory.
         snapshot_budget: bytes of the snapshots that the main process stores; None for no limit.
     """
@@ -146,8 +146,8 @@ class Group(OwnsChildren):
         return restarts
 
     def start(self) -> list[Link]:
-        """Returns the link over which each worker sends its items. If the start fails, the caller must shut the group
-        down.
+        """Returns one link for each worker, over which the worker sends its items. If the start fails, the caller must
+        shut the group down.
         """
         members, restarts = self.members, self.restarts
         indices = range(len(members.processes))

@@ -3,8 +3,8 @@
 A process hangs if the main process has waited `timeout` seconds for it, and its counters have not changed during this
 time. A counter changes whenever a pipe of the process yields an item, or the process sends a message. The use of a
 processor alone is not progress, because an endless loop also uses a processor. For processes that use a processor, the
-limit is `patience` instead of `timeout`. A process that waits for another process is not considered to hang, unless it
-is suspended (SIGSTOP).
+limit is `patience` instead of `timeout`. A process that waits for another process is considered to hang only if it is
+suspended (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -279,8 +279,8 @@ class Hangs:
 
 
 def _silence(page: Any, limit: float) -> float:
-    """Returns the age of the last counters from another machine, in seconds; 0 if newer counters are overdue, so that
-    the process is considered to hang.
+    """Returns for how many seconds a process on another machine may have progressed unnoticed: the age of its last
+    counters, or 0 if newer counters are overdue.
     """
     if page is None or not page["arrived"]:
         return 0.0

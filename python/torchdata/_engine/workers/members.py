@@ -51,7 +51,6 @@ class Members:
         self.processes: list[ChildProcess] = []
         self.commanders: list[Sender] = []
         self.sent = [0] * len(self.names)
-        # A forked child never acquires this lock, because it sends no commands.
         self.sending = threading.RLock()
         self._per_link = budget // (2 * num_workers if dispatches else num_workers)
         self._commands, self.program_class = commands, program_class
@@ -84,7 +83,7 @@ class Members:
         raise self.program_class.exit_error(process, index if index < self.num_workers else None)
 
     def starts_of(self, index: int, starts: Sequence[Resumption | None]) -> list[Resumption | None]:
-        """`starts` contains the positions of all shards, followed by the position of the dispatching process."""
+        """Returns the positions of child `index`. In `starts`, the position of the dispatching process is last."""
         return [starts[shard] for shard in self.shards_of(index)] if index < self.num_workers else [starts[-1]]
 
     def seeds_of(self, index: int, commands: Callable[[int], tuple[Any, Any]]) -> tuple[list[Any], Any]:

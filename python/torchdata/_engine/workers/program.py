@@ -135,13 +135,12 @@ class EpochProgram(Program):
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.
             begins: whether this is the first snapshot of an epoch.
-            waits: whether to wait for read-ahead threads that are computing an item; otherwise, returns None.
+            waits: whether to wait for read-ahead threads that are computing an item; if not, the result is then None.
         """
 
     def note(self) -> object:
-        """Returns a message from this program to the `listener` of `Children` in
-        the main process, or None. The engine calls `note` whenever it takes a snapshot, and at the end of each
-        iteration.
+        """Returns a message from this program to the `listener` of `Children` in the main process, or None. The engine
+        calls `note` whenever it takes a snapshot, and at the end of each iteration.
         """
         return None
 

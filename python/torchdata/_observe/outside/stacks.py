@@ -34,7 +34,7 @@ from torchdata._machine import caught_signals, read
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-#: A process that has written more bytes of stacks than this deletes the stacks at the beginning of an epoch.
+#: If the written stacks take more than `MOST` bytes, the process deletes them at the beginning of an epoch.
 MOST = 1 << 20
 LOOK = 0.005
 

@@ -58,8 +58,8 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """Counts the items that `collector` receives. For the worker that sends over link `first + i`, page `pages[i]`
-        of the `StatsBoard` contains the counters."""
+        """Counts the items that `collector` receives. Page `pages[i]` of the `StatsBoard` contains the counters of the
+        worker that sends over link `first + i`."""
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:

@@ -22,7 +22,7 @@ class DispatchedSource(IterDataPipe[Any]):
     Attributes:
         open_stream: a function that returns an iterator over the items for this worker.
         share: a function that returns the number of the worker's current iteration over the dispatched items, and the
-            number and the checksum of the items in this iteration.
+            number and the checksum of the items that the worker has read in this iteration.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -55,8 +55,8 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
     """Returns the last of the pipes that run in the dispatching process; None if no pipe runs there.
 
     The items of all `sharding_round_robin_dispatch` pipes pass through the returned pipe. If all dispatched items pass
-    through several pipes, the pipe closest to the sources is returned. If a branch shares a source with a dispatched
-    branch, both branches are dispatched. Pipes that read from each other in a cycle are dispatched together.
+    through several pipes in sequence, the first of these pipes is returned. If a branch shares a source with a
+    dispatched branch, both branches are dispatched. Pipes that read from each other in a cycle are dispatched together.
     """
     graph = whole(graph)
     dispatched: set[int] = set()
@@ -89,8 +89,8 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Appends an `on_error` to `part`, which runs in other processes, if `graph` contains an `on_error` after `part`: a
-    process can skip only its own exceptions.
+    """If `graph` contains an `on_error` after `part`, appends an `on_error` to `part`. `part` runs in other processes,
+    and a process can skip only its own exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):

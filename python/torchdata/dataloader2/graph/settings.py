@@ -118,7 +118,7 @@ def apply_sharding(
         num_of_instances: the number of copies of the graph that share the items.
         instance_id: the number of this copy, from 0.
         sharding_group: the level of sharding (a `SHARDING_PRIORITIES`): ranks, workers, or unspecified. A
-            `sharding_filter` of another group ignores the call.
+            `sharding_filter` with another group than `sharding_group` remains unchanged.
 
     Raises:
         RuntimeError: items would pass two filters of the same `sharding_group`, and would be lost.

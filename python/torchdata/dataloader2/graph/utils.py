@@ -66,7 +66,7 @@ def nested(graph: Graph) -> DataPipeGraph:
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Returns the sources of a pipe, and whether they are complete: the pipes on `path` are left out."""
+        """Returns the sources of a pipe without the pipes on `path`, and whether no source was left out."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -80,7 +80,7 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        # Complete sources do not depend on the path, so all readers of this pipe share this dictionary.
+        # If no source was left out, `found` does not depend on `path`, so all readers of the pipe share it.
         if everywhere:
             finished[id(pipe)] = found
         return found, everywhere
@@ -210,7 +210,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def replace_pipe(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Returns the last pipe of the changed graph."""
-    # The sources of the new pipe are not replaced, so a new pipe that reads the old pipe is inserted after the old
+    # The new pipe and its sources are not rewired, so a new pipe that reads the old pipe is inserted after the old
     # pipe.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():

@@ -32,7 +32,7 @@ from torchdata.datapipes._pipe.witnessing import SampleDigest
 
 
 class Caches:
-    """Leaves cached items out of snapshots if they have more than `most` bytes; None means no limit."""
+    """Leaves cached items out of snapshots if they have more than `most` bytes; `most=None` means no limit."""
 
     def __init__(self, most: int | None) -> None:
         self._most = most
@@ -68,8 +68,8 @@ class Caches:
             if not is_same or not (self._is_untouched or _measured(values) == self._measure):
                 self.forget()
         else:
-            # In an interrupted epoch, only some of the cached objects may have been modified, but repeating the whole
-            # epoch would modify all of them.
+            # If the epoch was interrupted, functions may have modified only some of the cached objects. A restored
+            # cache would differ, because the whole epoch is repeated.
             is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:

@@ -1,10 +1,10 @@
 """Runs the pipes before a `sharding_filter` once for all shards of a process, if the number of shards is fixed.
 
-Role: with `splits`, a process may run dozens of shards, which would all compute the
-same items before the filter. Each shard has a replica of the whole graph, but only one
-replica reads the pipes before the filter, the *common part*. The common part gives each item to its shard, and queues
-the items that the shards have not requested yet. The same thread runs the shards and the pipes before the filter,
-either in a worker or in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
+Role: with `splits`, a process may run dozens of shards, which would all compute the same items before the filter. Each
+shard has a replica of the whole graph, but only one replica reads the pipes before the filter, the *common part*. The
+common part gives each item to its shard, and queues the items that the shards have not requested yet. The same thread
+runs the shards and the pipes before the filter, either in a worker or in the main process. A `CommonPart` belongs to
+one filter, one epoch and one process.
 
 The items of the common part do not depend on the number of workers: its generators are seeded equally in all processes,
 and torch's worker info shows a single worker. A shard's state contains a snapshot of the common part, and the number of
@@ -331,8 +331,8 @@ class CommonPart:
             start = start._replace(entries=beginning_entries(graph))
         else:
             assert self._attributes is not None
-            # Epoch counters of a user's pipes must be equal in all replicas, although not every replica runs in every
-            # epoch.
+            # A user's pipe may count its epochs. The counts must be equal in all replicas, although not every replica
+            # runs in every epoch.
             for pipe, attributes in zip(graph, self._attributes, strict=True):
                 vars(pipe).update(deepcopy(attributes))
             load_entries(graph, deepcopy(start.entries))

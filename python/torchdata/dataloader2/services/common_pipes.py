@@ -25,7 +25,7 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 #: The sources of these pipes cannot run once for all shards, because these pipes read their source several times, join
 #: branches, or skip exceptions.
 _UNSUITED = frozenset({"Cycler", "IterKeyZipper", "OnError", "Repeater", "Sampler", "_Split"})
-#: Pipes that lock files. A shard releases the locks of these pipes before another shard runs.
+#: Pipes that lock files; a shard releases these locks before another shard runs.
 _LOCKING = frozenset({"EndOnDiskCacheHolder", "OnDiskCacheHolder"})
 
 #: `_PLAIN`: types of objects that contain no user code. `_BOOKKEEPING`: names of attributes that this package adds to

@@ -217,8 +217,8 @@ class DistributedReadingService(ReadingServiceInterface):
         self._resumed = resumed
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
-        """Makes `seed_generator` of all data-parallel groups equal to that of the group that begins this epoch
-        first."""
+        """Sets `seed_generator` to the generator of the data-parallel group that begins this epoch first, so that all
+        groups have equal seeds."""
         from torchdata._ranks.torch_group import TorchGroup
 
         if isinstance(self._pg, TorchGroup):

@@ -30,7 +30,7 @@ class Shares(NamedTuple):
     Args:
         workers: the number of worker processes of each rank; 0 (the default) if the graph runs in the main process.
             Each worker runs a copy of the graph up to the first pipe that cannot be replicated.
-        ranks: ranks of a distributed job; None without ranks.
+        ranks: the number of ranks of the distributed job; None without ranks.
 
     Example:
         >>> from torchdata.dataloader2 import Shares
@@ -72,7 +72,7 @@ class ReadingServiceInterface(ABC):
 
     Attributes:
         _pause: a method `_pause(pause_fn=None)` that stops reading ahead; None if the service cannot be paused. If
-            `pause_fn` returns a function, this function is applied to the graph.
+            `_pause` returns a function, the loader applies this function to its graph.
         _resume: a method `_resume(resume_fn=None)` that continues to read ahead; None if the service cannot be paused.
         _limit: a method `_limit(num_batches, limit_fn=None)` that `DataLoader2Iterator.limit` calls; None if the
             service does not need limits. The loader, not the service, counts the items.

@@ -146,7 +146,7 @@ class LocalShards:
                 if note is not None:
                     self._listener.receive(shard, note)
                 if items:
-                    # the checksum of the items is not computed
+                    # the 0 replaces the checksum of the items, which is not computed here
                     now = [*given[:shard], (given[shard][0] + 1, 0), *given[shard + 1 :]]
                     self._positions.append(_Delivered(total + 1, shard, now))
                 else:

@@ -110,8 +110,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     Raises:
         TypeError: an argument that must be an integer, a function or a bool has another type.
         ValueError: an integer is negative, the platform lacks the start method, `on_worker_exit` or `on_timeout` has an
-            unknown value, `timeout` is not a number of seconds, or `patience` is less than `timeout`. Also raised if
-            `on_timeout="restart"` is given without `timeout`, or `patience` without `on_timeout="restart"`.
+            unknown value, `timeout` is not a number of seconds, or `patience` is less than `timeout`. ValueError is
+            also raised if `on_timeout="restart"` is given without `timeout`, or `patience` without
+            `on_timeout="restart"`.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -176,7 +177,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self.snapshot_budget = check_optional_int(name, "snapshot_budget", snapshot_budget, least=0)
         self._children: Children | LocalShards | None = None  # None until the service is initialized
         self._choice: WorkerChoice | None = None
-        #: This function returns the shards of the epoch that the loader resumes, or None to begin a new epoch.
+        #: A function that returns the shards of the epoch that the loader resumes, or None to begin a new epoch.
         self._resumed: Resumed = _none
         self._ask_rank: AskRank = _none
         self._rank: tuple[int, int, bool] = (0, 1, False)
@@ -261,7 +262,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return multiprocessing.get_context(self.multiprocessing_context)
 
     def _workers_for(self, shards: int) -> int:
-        """If items are dispatched, each worker runs only one shard."""
+        """Returns the number of workers for `shards` shards; if items are dispatched, each worker runs one shard."""
         return shards if self._dispatches else min(shards, self.num_workers)
 
     def _own_shards(self) -> Sequence[Shard]:

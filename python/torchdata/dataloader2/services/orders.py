@@ -5,7 +5,7 @@ the same items in different orders. If two workers read different items at one p
 equal, because a source may augment its items at random. The orders of two workers differ if some items have different
 positions, and some positions have different items.
 
-An exception is also raised if two workers read the same items, although a source divides its items among the workers.
+An exception is also raised if two workers read the same items of a source that should divide its items.
 """
 
 from __future__ import annotations

@@ -145,8 +145,7 @@ def process_reset_fn(
         worker_info: the number of this worker, and the number of workers.
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
         distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share; False by
-            default. `distributed_shared_seed` must be True in the dispatching process, because its pipes run in no
-            other process.
+            default. The dispatching process passes True.
         iter_reset_fn: the reset function of the preceding reading service, for example of a
             `DistributedReadingService`; None by default.
         custom_reset_fn: the user's reset function, which is called last; None by default.
@@ -460,7 +459,7 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            # The resumed graph may yield items from restored buffers before it requests its first dispatched item.
+            # A resumed graph that yields items from restored buffers may not have requested a dispatched item yet.
             return _Share(1, read)
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
@@ -514,7 +513,7 @@ class GraphProgram(EpochProgram):
             load_entries(self.datapipe, entries)
         if saved.filled is not None and cached is not None:
             self._caches.put_back(saved.filled, cached, strict)
-        # before `_iterate` starts threads, which draw random numbers
+        # The generators are set before `_iterate` starts threads, because these threads draw random numbers.
         if saved.generators or not self.replaced:  # a function of the program may have seeded the generators otherwise
             load_generators(saved.generators or self._seeded_generators())
         if saved.read_out and self._child.share is None and not entries[-1].finished:
@@ -534,7 +533,7 @@ class GraphProgram(EpochProgram):
         self._is_beyond_share = True
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
-        """Applies `function` to the graph. A pipe that the function returns replaces the graph in the next epoch."""
+        """Applies `function` to the graph. If it returns a pipe, the pipe replaces the graph in the next epoch."""
         self._watched = None
         self._caches.note_call()
         self._search_again()

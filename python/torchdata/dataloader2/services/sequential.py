@@ -222,7 +222,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
 
 
 def in_shards(service: Any) -> ReadingServiceInterface:
-    """The returned service runs the graph in shards, in workers or in the main process."""
+    """Returns a service that runs the graph in shards, either in workers or in the main process."""
     if service is None:
         return MultiProcessingReadingService.without_workers()
     contract = contract_of(service).with_shards()
@@ -232,7 +232,7 @@ def in_shards(service: Any) -> ReadingServiceInterface:
 
 
 def divided(service: Any, splits: int) -> ReadingServiceInterface:
-    """Raises ValueError if the service cannot run shards."""
+    """Returns a service with `splits` shards for each epoch; raises ValueError if `service` cannot run shards."""
     contract = in_shards(service)
     if not contract.runs_shards():
         raise ValueError(

@@ -43,7 +43,7 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
 
 
 def _has_known_order(pipe: Any) -> bool:
-    """The function assumes that functions of the user change neither the number nor the order of the items."""
+    """Returns whether the items have the same order in all workers, unless user functions drop or reorder items."""
     if type(pipe) is IterableWrapper:
         return _is_plain(pipe.iterable)
     if type(pipe) is SequenceWrapper:

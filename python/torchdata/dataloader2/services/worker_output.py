@@ -30,8 +30,8 @@ class WorkerOutput(IterDataPipe[Any]):
 
     Args:
         lasts: whether a pipe that runs in the child processes keeps state from one epoch to the next.
-        may_count: whether later epochs may depend on attributes that pipes change in an epoch; if so, each worker sends
-            a snapshot at the beginning of every epoch except the first.
+        may_count: whether pipes may change attributes that affect later epochs; if so, each worker sends a snapshot at
+            the beginning of every epoch except the first.
         lasts_in_workers: the names of pipes in the workers that keep state between epochs.
         lasts_dispatched: the names of pipes in the dispatching process that keep state between epochs.
         shards: the shards that the processes run.
@@ -99,7 +99,7 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._children.dispatches
 
     def resume_at(self, position: WorkersPosition, strict: bool) -> None:
-        """If `strict` is True, recomputed items are compared with the original items.
+        """Makes the next epoch resume; if `strict` is True, recomputed items are compared with the original items.
 
         Raises ValueError if the saved epoch differs in the number of shards or in the use of a dispatching process.
         """

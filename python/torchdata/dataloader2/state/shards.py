@@ -24,7 +24,7 @@ _APPENDED = frozenset({"Prefetcher", "FullSync"})
 
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
-    """Returns the position of a rank after the saved shards were distributed among `ranks` ranks."""
+    """Distributes the shards in `positions` among `ranks` ranks, and returns the position of the rank `rank`."""
     by_rank = []
     for number, position in sorted(positions.items()):
         workers = _without_held(position)
@@ -108,7 +108,7 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
         if generators is None:
             raise ValueError("the generators of this loader state are missing")
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
-        # The shard yields the items that were in the queues of the pipes that the reading service had appended.
+        # The shard also runs pipes that the saved run's service had appended, because their queues contain items.
         while others and others[0].type in _APPENDED:
             own, others = [*own, others[0]], others[1:]
         given = position.given - position.drop
@@ -153,8 +153,8 @@ def fitted(datapipe: Any, entries: Sequence[PipeEntry]) -> tuple[Any, Sequence[P
     """Returns the last pipe of a graph and the saved states of its pipes, also if the saved run's reading service had
     appended other pipes to the graph.
 
-    The first appended pipe of this graph yields the items that the saved run's appended pipes held. If no pipe is
-    appended to this graph, a `prefetch` yields the held items.
+    Items that appended pipes had buffered in the saved run are yielded by the first appended pipe of this graph, or by
+    a new `prefetch` if this graph lacks appended pipes.
     """
     names = [*map(name_of, Graph(datapipe))]
     equal = [*takewhile(lambda pair: pair[0] == pair[1].type, zip(names, entries, strict=False))]

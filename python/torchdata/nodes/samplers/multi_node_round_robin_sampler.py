@@ -46,8 +46,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
     def next(self) -> T:
         names = self.dataset_names
         while not self._is_over:
-            # `following` is computed first, because Ctrl-C may be raised at the call of `len`, and would lose an item
-            # that was read.
+            # `following` is computed before an item is read, because Ctrl-C may be raised at the call of `len`, and
+            # would lose the item.
             following = (self._current + 1) % len(names)
             try:
                 item: T = self._item_of(names[self._current])
