@@ -191,7 +191,7 @@ def main(rank):
     for item in loader:
         seen += 1
         if rank == 1 and seen == 4:
-            {going}
+            {action}
     return seen
 
 if __name__ == "__main__" and os.environ["RANK"] == "1":

@@ -89,6 +89,7 @@ def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str
                 assert list(made) == whole[0]
             reading = iter(made)
             got += [next(reading) for _ in range(3)]
+            time.sleep(0.01)  # threads read ahead as far as they can
             state = saved(made, items_ago=ago)
             del got[len(got) - ago :]
     rest, following = epochs_of(loader(pipe(), MultiProcessingReadingService(1), state, block))

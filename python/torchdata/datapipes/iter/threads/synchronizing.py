@@ -15,6 +15,7 @@ import copy
 import functools
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
@@ -62,10 +63,12 @@ class _StepData(_PrefetchData):
         again: if positive, the number of items that this rank rereads without a vote, because the ranks have voted on
             them before. If `again` is negative, this rank has already yielded the items of the next `-again` votes, and
             takes part in these votes without reading items.
+        restored: the items of a loaded state that `source` has not yielded yet.
     """
 
-    def __init__(self, source: Iterator[Any], again: int = 0) -> None:
+    def __init__(self, source: Iterator[Any], again: int, restored: deque[Any]) -> None:
         super().__init__("FullSync", source, buffer_size=1)
+        self.restored = restored
         self.again, self.repeats = max(0, again), max(0, -again)
         #: A thread must hold this lock to move an item from `voted_on` to the queue or to save a state, so that no
         #: state contains the item twice or not at all.
@@ -327,11 +330,13 @@ class FullSync(_PrefetchBase[T_co]):
         items, error = self._restored
         self._restored = ([], None)
         # The ranks must also vote on the items of a loaded state before they yield them.
-        source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
+        restored = deque(items)
+        popped = (restored.popleft() for _ in items)
+        source = chain(popped, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:
             return source
-        self._data = data = _StepData(source, again)
+        self._data = data = _StepData(source, again, restored)
         self._count_pass(data)
         self._hold = hold = _Hold(data)
         data.counts_rest = not self._has_warned
@@ -376,6 +381,7 @@ class FullSync(_PrefetchBase[T_co]):
                 items, error = data.buffered()[0], data.failure
                 if data.voted_on is not _END:
                     items.append(data.voted_on)
+                items += data.restored
         return {"items": list(items), "error": error}
 
     def is_replicable(self) -> bool:
