@@ -117,7 +117,7 @@ def _survives(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> 
     with _loader(folder, options, on_worker_exit="restart", worker_prefetch_cnt=2) as loader:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the killed worker is reported below
-            found = train.epoch(_kill_one(loader), reported=True)
+            found = train.epoch(_kill_one(loader), with_hashes=True)
         restarts = loader.stats().restarts
     # If an epoch has few batches, the worker may already have sent its last batch, and then it is not replaced.
     replaced = restarts == 1 or len(usual.batches) <= 4 * options.workers
@@ -139,7 +139,7 @@ def _resumes(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> b
             next(batches)
         saved = pickle.dumps(loader.state_dict())
     with DataLoader2.from_state(pickle.loads(saved), MultiProcessingReadingService(options.workers)) as loader:
-        found = train.epoch(loader, reported=True)
+        found = train.epoch(loader, with_hashes=True)
     same = found.batches == usual.batches[middle:]
     print(
         f"resume: the epoch stopped after batch {middle} of {len(usual.batches)}; the state has "
@@ -167,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
     accuracy = _test(testing, options, model)
     print(f"test: the model classifies {accuracy:.1%} of other crops correctly (goal: more than {_GOAL:.0%})")
     with _loader(training, options) as loader:
-        usual = train.epoch(loader, reported=True)
+        usual = train.epoch(loader, with_hashes=True)
     fine = accuracy > _GOAL and usual.count == options.photographs
     fine &= _survives(training, options, usual)
     fine &= _resumes(training, options, usual)

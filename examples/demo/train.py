@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["FEATURES", "Epoch", "Softmax", "epoch", "shown_of", "small"]
+__all__ = ["FEATURES", "Epoch", "Softmax", "epoch", "hash_of", "small"]
 
 
 class Softmax:
@@ -67,12 +67,12 @@ def small(images: Any) -> Any:
     return sums / (height // 14 * (width // 14))
 
 
-def epoch(batches: Any, model: Softmax | None = None, reported: bool = False) -> Epoch:
+def epoch(batches: Any, model: Softmax | None = None, with_hashes: bool = False) -> Epoch:
     """Consumes all batches.
 
     Args:
         model: the model to train on the batches, or None.
-        reported: whether to compute a hash of each batch, so that the batches of two runs can be compared.
+        with_hashes: whether to compute a hash of each batch, so that the batches of two runs can be compared.
     """
     result, start = Epoch(), time.perf_counter()
     for batch in batches:
@@ -80,8 +80,8 @@ def epoch(batches: Any, model: Softmax | None = None, reported: bool = False) ->
             loss, right = model.step(small(batch["image"]), batch["label"])
             result.loss += loss
             result.accuracy += right
-        if reported:
-            result.batches.append(shown_of(batch))
+        if with_hashes:
+            result.batches.append(hash_of(batch))
         result.count += len(batch["label"])
     result.seconds = time.perf_counter() - start
     result.loss /= max(result.count, 1)
@@ -89,6 +89,6 @@ def epoch(batches: Any, model: Softmax | None = None, reported: bool = False) ->
     return result
 
 
-def shown_of(batch: dict[str, Any]) -> str:
+def hash_of(batch: dict[str, Any]) -> str:
     """Returns a hash of a batch, which also depends on the order of the samples."""
     return hashlib.sha256("\n".join(batch["name"]).encode() + batch["image"].tobytes()).hexdigest()

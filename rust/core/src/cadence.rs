@@ -51,7 +51,8 @@ impl Cadence {
     pub fn is_due(&mut self, waited: Option<Duration>) -> bool {
         let Some(waited) = waited else { return self.clock.sample().is_some_and(|now| now - self.last >= self.pause) };
         let passed = self.last.elapsed();
-        passed >= self.most_often && passed + waited.saturating_sub(self.waited) * IDLE >= self.pause
+        let is_early = self.waited != Duration::MAX && passed >= self.most_often;
+        is_early && passed + waited.saturating_sub(self.waited) * IDLE >= self.pause
     }
 
     /// Records that a snapshot was taken from `began` to `now`, and returns the pause until the next snapshot. If

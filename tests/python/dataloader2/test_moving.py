@@ -53,6 +53,11 @@ class Tuples(IterDataPipe[tuple[int, ...]]):
             yield items
 
 
+def drawing(item: int) -> str:
+    random.random()
+    return str(item)
+
+
 PIPES = {
     "items": (lambda: shuffled().sharding_filter().map(str), 1),
     "batches": (lambda: shuffled(3 * UNITS - 1).sharding_filter().batch(3).map(list), 3),
@@ -66,6 +71,9 @@ SERVICES: dict[str, Callable[[], Any]] = {
     "in process": InProcessReadingService,
     "in process, ahead": lambda: InProcessReadingService(prefetch_cnt=3),
     "ranks": lambda: SequentialReadingService(DistributedReadingService(process_group=Alone())),
+    "ranks and a worker": lambda: SequentialReadingService(
+        DistributedReadingService(process_group=Alone()), MultiProcessingReadingService(1)
+    ),
 }
 
 
@@ -80,9 +88,9 @@ def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str
     got: list[Any] = []
     state = None
     others = [make() for make in SERVICES.values()]
-    services = [in_main(), *others, MultiProcessingReadingService(2), in_main(), SERVICES["ranks"]()]
-    services.append(MultiProcessingReadingService(3))  # more workers than shards
-    for number, (each, ago) in enumerate(zip(services, [0, 0, 1, 0, 0, 2, 1, 0, 0], strict=True)):
+    services = [in_main(), *others, MultiProcessingReadingService(2), in_main(), SERVICES["ranks and a worker"]()]
+    services += [SERVICES["ranks"](), MultiProcessingReadingService(3)]  # more workers than shards
+    for number, (each, ago) in enumerate(zip(services, [0, 0, 1, 0, 0, 0, 2, 1, 0, 0, 0], strict=True)):
         random.seed(number)  # The items must not depend on the program's random generators.
         with loader(pipe(), each, state, block) as made:
             if not number:
@@ -105,6 +113,19 @@ def test_seeds_that_pipes_drew_by_themselves_are_not_sent_to_workers() -> None:
         assert len(list(made)) == UNITS - 3
 
 
+@pytest.mark.parametrize(
+    ("pipe", "old", "new"),
+    [
+        (lambda: Passing(shuffled()).map(drawing), "ranks", "ranks and a worker"),
+        (lambda: Passing(shuffled().map(str)), "in process", "in process, ahead"),
+    ],
+)
+def test_a_replay_moves_between_services_that_append_other_pipes(pipe: Any, old: str, new: str) -> None:
+    items, state = stopped(loader(pipe(), SERVICES[old]()), 2)
+    with loader(pipe(), SERVICES[new](), state) as made:
+        assert sorted([*items, *made]) == sorted(map(str, range(UNITS)))
+
+
 def test_before_the_first_item_any_pipeline_moves() -> None:
     def pipe() -> Any:
         return shuffled().sharding_filter().shuffle()
@@ -124,7 +145,7 @@ def test_an_error_that_was_read_ahead_is_raised_at_its_position(ahead: str, befo
     pipe = pipe.prefetch(9) if ahead == "prefetch" else pipe.threadpool_map(str, max_workers=2)
 
     def service(workers: int) -> Any:
-        return MultiProcessingReadingService(workers) if workers else InProcessReadingService()
+        return MultiProcessingReadingService(workers) if workers else InProcessReadingService(prefetch_cnt=9)
 
     def read(made: DataLoader2[Any]) -> list[Any]:
         got = []
@@ -141,5 +162,10 @@ def test_an_error_that_was_read_ahead_is_raised_at_its_position(ahead: str, befo
             got = [next(reading) for _ in range(index)]
             time.sleep(0.02)  # during the sleep, threads usually reach the failing item
             state = saved(made)
+        for _ in range(2):
+            with loader(pipe, SERVICES["ranks"](), state) as made:
+                iter(made)
+                time.sleep(0.02)
+                state = saved(made)
         with loader(pipe, service(after), state) as made:
             assert got + read(made) == whole

@@ -81,6 +81,8 @@ class EpochRunner:
             self.sender.pass_on(self.dispatched)
 
     def _snapshot(self, shard: int, waits: bool) -> Taken | None:
+        if not waits and not all(program.globals.is_all for program in self.programs[1:]):
+            return None  # switching between these shards waits for their threads
         setup, stats = self.setup, self.setup.stats.shared
         any_size, largest = self._announces or stats.wants_large_snapshots(), setup.largest_snapshot
         self.turns.enter(shard)  # threads of other shards would draw from the generators of this shard

@@ -442,7 +442,7 @@ class GraphProgram(EpochProgram):
         except TooLargeError:
             raise
         except Exception as error:
-            if not waits and isinstance(error, TimeoutError):
+            if not waits:
                 return None
             self._unsaved = error
             # If no snapshot can be taken, the main process uses the worker's last snapshot of the epoch. If the epoch

@@ -134,7 +134,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         Raises:
             ValueError: the state was saved with another number or kind of services, or is damaged.
         """
-        states = _states_in(serialized_state)
+        states = _states_in(serialized_state) if serialized_state else []
         if len(states) != len(self.reading_services) and all(map(holds_nothing, states)):
             return self.initialize(datapipe)  # no service had a state
         if len(states) != len(self.reading_services):

@@ -184,7 +184,7 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
             f"{sorted(map(str, state))}{advice}"
         )
     version = state.get(_VERSION)
-    if version is not None and (type(version) is not int or version != STATE_VERSION):
+    if not is_of_0_9 and (type(version) is not int or version != STATE_VERSION):
         raise ValueError(
             f"this loader state has version {version!r}, but this release reads version {STATE_VERSION}; load it with "
             "the release that saved it"

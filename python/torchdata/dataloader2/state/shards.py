@@ -21,6 +21,7 @@ from torchdata.datapipes.state import beginning_entries
 
 #: The classes of the pipes that reading services append to a graph. These pipes read ahead.
 _APPENDED = frozenset({"Prefetcher", "FullSync"})
+_NOTHING_HELD: dict[str, Any] = {"items": [], "error": None}
 
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
@@ -160,10 +161,10 @@ def fitted(datapipe: Any, entries: Sequence[PipeEntry]) -> tuple[Any, Sequence[P
     equal = [*takewhile(lambda pair: pair[0] == pair[1].type, zip(names, entries, strict=False))]
     own, saved = names[len(equal) :], entries[len(equal) :]
     is_replayed = any(entry.generators is not None for entry in entries)
-    if is_replayed and not own and all(entry.type == "Prefetcher" for entry in saved):
+    if is_replayed and not own and _APPENDED.issuperset(entry.type for entry in saved):
         for _ in saved:  # a replay needs the same threads, because functions draw random numbers in them
             datapipe = datapipe.prefetch()
-        return datapipe, entries
+        return datapipe, [*entries[: len(equal)], *(entry._replace(type="Prefetcher") for entry in saved)]
     if is_replayed or not _APPENDED.issuperset([*own, *(entry.type for entry in saved)]):
         return datapipe, entries  # `load_entries` raises an error if the pipes differ
     held: list[Any] = []
@@ -178,9 +179,11 @@ def fitted(datapipe: Any, entries: Sequence[PipeEntry]) -> tuple[Any, Sequence[P
     end, found = entries[-1], [*entries[: len(equal)]]
     if end.finished and not own:
         last = found[-1]
-        found[-1] = last._replace(restores=True, yielded=end.yielded, finished=True, state=last.state or {})
+        state = last.state or (to_plain(_NOTHING_HELD, last.type) if last.type in _APPENDED else {})
+        found[-1] = last._replace(restores=True, yielded=end.yielded, finished=True, state=state)
+    restores, yielded = (end.restores, end.yielded) if end.drop is None else (True, end.drop)
     for name in own:
         state = to_plain({"items": held, "error": error}, name)
-        found.append(PipeEntry(name, end.restores, end.yielded, end.finished, state if end.restores else None))
+        found.append(PipeEntry(name, restores, yielded, end.finished, state if restores else None))
         held, error = [], None
     return datapipe, found

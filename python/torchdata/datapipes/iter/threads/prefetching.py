@@ -273,7 +273,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         hold, seconds = data.queue.hold(), self.patience if patience is None else patience
         with on_failure(hold.release):
             if not hold.wait(seconds) or not data.await_release(seconds):
-                raise TimeoutError(self._busy_error("paused") if seconds else "a thread is busy")
+                raise TimeoutError(self._busy_error("paused") if patience is None else "a thread is busy")
         return hold
 
     @contextmanager

@@ -63,10 +63,10 @@ class _StepData(_PrefetchData):
         again: if positive, the number of items that this rank rereads without a vote, because the ranks have voted on
             them before. If `again` is negative, this rank has already yielded the items of the next `-again` votes, and
             takes part in these votes without reading items.
-        restored: the items of a loaded state that `source` has not yielded yet.
+        restored: the items of a loaded state that `source` has not yielded yet, and the error that follows the items.
     """
 
-    def __init__(self, source: Iterator[Any], again: int, restored: deque[Any]) -> None:
+    def __init__(self, source: Iterator[Any], again: int, restored: tuple[deque[Any], BaseException | None]) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.restored = restored
         self.again, self.repeats = max(0, again), max(0, -again)
@@ -334,9 +334,9 @@ class FullSync(_PrefetchBase[T_co]):
         popped = (restored.popleft() for _ in items)
         source = chain(popped, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
-        if group.world_size == 1 and not items:
+        if group.world_size == 1 and not items and error is None:
             return source
-        self._data = data = _StepData(source, again, restored)
+        self._data = data = _StepData(source, again, (restored, error))
         self._count_pass(data)
         self._hold = hold = _Hold(data)
         data.counts_rest = not self._has_warned
@@ -378,10 +378,9 @@ class FullSync(_PrefetchBase[T_co]):
         data = self._data
         if data is not None and not data.is_inherited:
             with self.threads_paused(), data.lock:
-                items, error = data.buffered()[0], data.failure
-                if data.voted_on is not _END:
-                    items.append(data.voted_on)
-                items += data.restored
+                (restored, error), items = data.restored, data.buffered()[0]
+                items += restored if data.voted_on is _END else [data.voted_on, *restored]
+                error = data.failure or error
         return {"items": list(items), "error": error}
 
     def is_replicable(self) -> bool:
