@@ -270,15 +270,15 @@ class StepsOf(Stateless):
 STREAMS = [Generated, Stateless, Stepping, StepsOf]
 
 
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize("epoch", [0, 1])
 @pytest.mark.parametrize("stream", STREAMS)
 def test_ctrl_c_within_a_sample_of_a_stream_loses_nothing_here_and_from_a_state(stream: Any, epoch: int) -> None:
     whole = [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
     for moment in range(1, 25):
-
-        def interrupt() -> None:
-            raise KeyboardInterrupt
-
         made = StatefulDataLoader(stream(Ticking(24 * epoch + moment, interrupt)), 4)
         for _ in range(epoch):
             list(made)
@@ -392,16 +392,13 @@ def test_a_state_that_is_requested_while_an_index_is_drawn_is_exact_or_refused(
 
 @pytest.mark.parametrize("moment", [1, 6])
 def test_a_second_ctrl_c_while_the_sampler_is_read_again_changes_neither_the_loop_nor_a_state(moment: int) -> None:
-    def make(interrupt: Callable[[], None], at: int) -> Any:
+    def make(at: int) -> Any:
         seed_all(3)
         return StatefulDataLoader(Indexed(12), 4, sampler=Permuting(Ticking(at, interrupt)))
 
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
-    whole = [plain(batch) for batch in make(interrupt, 0)]
+    whole = [plain(batch) for batch in make(0)]
     for number in range(1, 400, 6):
-        made, got = make(interrupt, moment), list[Any]()
+        made, got = make(moment), list[Any]()
         iterator = iter(made)
         with pytest.raises(KeyboardInterrupt):
             got.extend(iterator)  # `extend` loops in C
@@ -410,7 +407,7 @@ def test_a_second_ctrl_c_while_the_sampler_is_read_again_changes_neither_the_loo
             break
         got, state = got + more, saved(made)
         assert [plain(batch) for batch in [*got, *iterator]] == whole, number
-        later = loaded(make(interrupt, 0), state)
+        later = loaded(make(0), state)
         assert [plain(batch) for batch in [*got, *later]] == whole, number
     assert number > 50
 
@@ -424,9 +421,6 @@ def test_ctrl_c_while_torch_s_order_is_drawn_changes_no_order() -> None:
 
 
 def test_after_ctrl_c_in_the_first_draw_of_a_sampler_that_counts_in_its_attributes_the_epoch_raises_an_error() -> None:
-    def interrupt() -> None:
-        raise KeyboardInterrupt
-
     batches = iter(StatefulDataLoader(Indexed(12), 4, sampler=WithPosition(Ticking(1, interrupt))))
     with pytest.raises(KeyboardInterrupt):
         next(batches)

@@ -1,12 +1,13 @@
 """Test cases for pipes that cache items in memory or on disk."""
 
 import os
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
 
 from pipes_table.folders import folder
-from pipes_table.row import BadArgument, Row, Source, ints
+from pipes_table.row import BadArgument, Row, Source, UnsizedRow, ints
 from torchdata.datapipes.iter import EndOnDiskCacheHolder, InMemoryCacheHolder, OnDiskCacheHolder
 
 FOLDER = folder("caches")
@@ -53,7 +54,7 @@ def in_two_files(source: Source) -> Any:
     return EndOnDiskCacheHolder(section).map(item_of)
 
 
-NO_LENGTH = "valid length|has no len"
+OnDiskRow = partial(UnsizedRow, grows="it writes a file for each of many items")
 
 ROWS: list[Row] = [
     Row("in_memory_cache", lambda s: InMemoryCacheHolder(s()), list, grows="it keeps all items"),
@@ -63,56 +64,43 @@ ROWS: list[Row] = [
         lambda xs, size: xs,
         {"size": (st.sampled_from([0, THREE_ITEMS, 1]), THREE_ITEMS)},
     ),
-    Row(
+    UnsizedRow(
         "in_memory_cache_batched",
         lambda s: s().batch(2).in_memory_cache().unbatch(),
         list,
-        length=NO_LENGTH,
         grows="it keeps all items",
     ),
-    Row("on_disk_cache", on_disk, list, length=NO_LENGTH, grows="it writes a file for each of many items"),
-    Row(
+    OnDiskRow("on_disk_cache", on_disk, list),
+    OnDiskRow(
         "on_disk_cache_where_nothing_will_do",
         lambda s: on_disk(s, never),
         list,
-        length=NO_LENGTH,
-        grows="it writes a file for each of many items",
     ),
-    Row(
+    OnDiskRow(
         "on_disk_cache_where_some_will_do",
         lambda s: on_disk(s, where_even),
         list,
-        length=NO_LENGTH,
-        grows="it writes a file for each of many items",
     ),
-    Row(
+    OnDiskRow(
         "on_disk_cache_of_batches",
         lambda s, size: on_disk(s, never, lambda pipe: pipe.batch(size).unbatch()),
         lambda xs, size: xs,
         {"size": (st.integers(1, 5), 3)},
-        length=NO_LENGTH,
-        grows="it writes a file for each of many items",
     ),
-    Row(
+    OnDiskRow(
         "on_disk_cache_read_ahead",
         lambda s: on_disk(s, never, lambda pipe: pipe.prefetch(2)),
         list,
-        length=NO_LENGTH,
-        grows="it writes a file for each of many items",
     ),
-    Row(
+    OnDiskRow(
         "on_disk_cache_of_archives",
         in_two_files,
         lambda xs: [x for x in xs for _ in range(2)],
-        length=NO_LENGTH,
-        grows="it writes a file for each of many items",
     ),
-    Row(
+    OnDiskRow(
         "on_disk_caches_in_turn",
         lambda s: on_disk(lambda: on_disk(s, never), never),
         list,
-        length=NO_LENGTH,
-        grows="it writes a file for each of many items",
     ),
 ]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from pipes_table.row import BadArgument, Row, Source, ints
+from pipes_table.row import BadArgument, Row, Source, UnsizedRow, ints
 from torchdata.datapipes import iter as pipes
 
 
@@ -142,46 +142,40 @@ ROWS: list[Row] = [
         lambda s: s().map(paired).map(added, input_col=[0, 1], output_col=-1),
         lambda xs: [(x, x * x, x + x * x) for x in xs],
     ),
-    Row(
+    UnsizedRow(
         "flatmap",
         lambda s: pipes.FlatMapper(s(), countdown),
         lambda xs: [y for x in xs for y in range(x % 4)],
-        length="valid length|has no len",
     ),
-    Row(
+    UnsizedRow(
         "flatmap_of_columns",
         lambda s: s().map(paired).map(added, input_col=[0, 1], output_col=-1).flatmap(input_col=(0, 2)),
         lambda xs: [y for x in xs for y in (x, x + x * x)],
-        length="valid length|has no len",
     ),
-    Row(
+    UnsizedRow(
         "flatmap_of_a_column",
         lambda s: s().map(countdown).batch(1).flatmap(input_col=0),
         lambda xs: [y for x in xs for y in range(x % 4)],
-        length="valid length|has no len",
     ),
-    Row(
+    UnsizedRow(
         "flatmap_of_generators",
         lambda s: pipes.FlatMapper(s(), countdown_lazily),
         lambda xs: [y for x in xs for y in range(x % 4)],
-        length="valid length|has no len",
     ),
-    Row(
+    UnsizedRow(
         "flatmap_of_iterators",
         lambda s: pipes.FlatMapper(s(), countdown_once),
         lambda xs: [y for x in xs for y in range(x % 4)],
-        length="valid length|has no len",
     ),
     Row(
         "collate",
         lambda s: pipes.Collator(s().batch(2), collate_fn=sum),
         lambda xs: [sum(batch) for batch in batched(xs, 2)],
     ),
-    Row(
+    UnsizedRow(
         "filter",
         lambda s: pipes.Filter(s(), is_even),
         lambda xs: [x for x in xs if x % 2 == 0],
-        length="valid length|has no len",
     ),
     Row(
         "header",
@@ -189,7 +183,7 @@ ROWS: list[Row] = [
         lambda xs, limit: xs[:limit],
         {"limit": (st.none() | st.integers(0, 9), 7)},
     ),
-    Row("on_error", lambda s: s().on_error("skip"), list, length="valid length|has no len"),
+    UnsizedRow("on_error", lambda s: s().on_error("skip"), list),
     Row("set_length", lambda s: pipes.LengthSetter(s(), 3), list, length=3),
     Row(
         "batch",
@@ -203,20 +197,18 @@ ROWS: list[Row] = [
         lambda xs, size: [tuple(batch) for batch in batched(xs, size)],
         {"size": (small, 2)},
     ),
-    Row(
+    UnsizedRow(
         "unbatch",
         lambda s: pipes.UnBatcher(s().map(nested)),
         lambda xs: [y for x in xs for y in nested(x)],
-        length="valid length|has no len",
     ),
-    Row(
+    UnsizedRow(
         "unbatch_two_levels",
         lambda s, level: pipes.UnBatcher(s().map(nested), level),
         lambda xs, level: [y for x in xs for y in (x, x, x)],
         {"level": (st.sampled_from([2, -1]), -1)},
-        length="valid length|has no len",
     ),
-    Row(
+    UnsizedRow(
         "groupby",
         lambda s, group_size, buffer_size, drop: pipes.Grouper(
             s(),
@@ -233,7 +225,6 @@ ROWS: list[Row] = [
             "buffer_size": (st.integers(4, 7), 4),
             "drop": (flag, False),
         },
-        length="valid length|has no len",
     ),
     Row(
         "shuffle",
@@ -243,11 +234,10 @@ ROWS: list[Row] = [
         random=True,
     ),
     Row("shuffle_off", lambda s: pipes.Shuffler(s(), buffer_size=3).set_shuffle(False), list),
-    Row(
+    UnsizedRow(
         "shuffle_unbatched",
         lambda s: pipes.Shuffler(s().batch(2), buffer_size=3, unbatch_level=1),
         lambda xs: shuffled(xs, 3),
-        length="valid length|has no len",
         random=True,
     ),
     Row("sampler", lambda s: pipes.Sampler(s()), lambda xs: list(range(len(xs))), reads_items=False),
@@ -275,18 +265,16 @@ ROWS: list[Row] = [
         lambda s: s().mux(s().map(plus_one).header(5), s()),
         lambda xs: [y for x in xs[:5] for y in (x, x + 1, x)],
     ),
-    Row(
+    UnsizedRow(
         "fork",
         build_forked,
         lambda xs: list(zip([x for x in xs if x % 2 == 0], xs, strict=False)),
-        length="valid length|has no len",
         grows="it refuses to hold as many items as one child is ahead",
     ),
-    Row(
+    UnsizedRow(
         "demux",
         build_split,
         lambda xs: [*[x for x in xs if x % 3 == 1], *[x for x in xs if x % 3 == 0]],
-        length="valid length|has no len",
         grows="it refuses to hold as many items as one child is ahead",
     ),
     Row("unzip", build_unzipped, lambda xs: [(x + 7, x) for x in xs]),
@@ -326,25 +314,22 @@ ROWS: list[Row] = [
         lambda xs: shuffled(xs, 3),
         random=True,
     ),
-    Row(
+    UnsizedRow(
         "replayed",
         lambda s: pipes.Mapper(Doubling(s().shuffle(buffer_size=3)), plus_one),
         lambda xs: [2 * x + 1 for x in shuffled(xs, 3)],
-        length="valid length|has no len",
         random=True,
     ),
-    Row(
+    UnsizedRow(
         "replayed_fork",
         build_replayed_fork,
         lambda xs: [(2 * x, x + 1) for x in shuffled(xs, 3)],
-        length="valid length|has no len",
         random=True,
     ),
-    Row(
+    UnsizedRow(
         "mixed",
         lambda s: s().map(plus_one).filter(is_even).batch(2).shuffle(buffer_size=3).unbatch().enumerate(),
         lambda xs: list(enumerate(y for batch in shuffled(batched([x + 1 for x in xs if x % 2], 2), 3) for y in batch)),
-        length="valid length|has no len",
         random=True,
     ),
 ]

@@ -10,12 +10,10 @@ import os
 from typing import Any
 
 from pipes_table.folders import folder
-from pipes_table.row import BadArgument, Row, Source, ints
+from pipes_table.row import BadArgument, Row, Source, UnsizedRow, ints
 from torchdata.datapipes import iter as pipes
 
 FOLDER = folder("saved")
-
-NO_LENGTH = "valid length|has no len"
 
 
 def gzipped(item: int) -> tuple[str, io.BytesIO]:
@@ -72,11 +70,10 @@ ROWS: list[Row] = [
         lambda xs: [(f"{x}", b"%d" % x) for x in xs],
         length=7,
     ),
-    Row(
+    UnsizedRow(
         "load_from_xz",
         lambda s: pipes.XzFileLoader(s().map(xzipped)).map(content_of),
         lambda xs: [(f"{x}", b"%d" % x) for x in xs],
-        length=NO_LENGTH,
     ),
     Row(
         "parse_json_files",

@@ -7,10 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pipes_table.core import batched, countdown, countdown_lazily, plus_one
-from pipes_table.row import BadArgument, Row, Source, ints
+from pipes_table.row import BadArgument, Row, Source, UnsizedRow, ints
 from torchdata.datapipes import iter as pipes
-
-NO_LENGTH = "valid length|has no len"
 
 
 def squares(batch: list[int]) -> list[int]:
@@ -114,44 +112,38 @@ def build_records_in_threads(source: Source, ahead: int, workers: int) -> Any:
 small = st.integers(1, 5)
 
 ROWS: list[Row] = [
-    Row(
+    UnsizedRow(
         "map_batches",
         lambda s, size: pipes.BatchMapper(s(), squares, size),
         lambda xs, size: squares(xs),
         {"size": (small, 3)},
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "map_batches_to_more_or_fewer",
         lambda s, size: pipes.BatchMapper(s(), odd_ones, size),
         lambda xs, size: [y for batch in batched(xs, size) for y in odd_ones(batch)],
         {"size": (small, 3)},
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "map_batches_lazily",
         lambda s, size: pipes.BatchMapper(s(), odd_ones_lazily, size),
         lambda xs, size: [y for batch in batched(xs, size) for y in odd_ones(batch)],
         {"size": (small, 4)},
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "map_batches_to_dicts",
         lambda s: pipes.BatchMapper(s(), multiplicities, 4),
         lambda xs: [y for batch in batched(xs, 4) for y in multiplicities(batch)],
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "map_batches_that_the_function_spoils",
         lambda s: pipes.BatchMapper(s(), emptied, 4),
         lambda xs: [y for batch in batched(xs, 4) for y in reversed(batch)],
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "map_batches_of_columns",
         lambda s: pipes.BatchMapper(s().map(triple), sums, 2, input_col=[0, 2]),
         lambda xs: [2 * x + 2 for x in xs],
-        length=NO_LENGTH,
     ),
     Row(
         "async_map_batches",
@@ -187,20 +179,18 @@ ROWS: list[Row] = [
         lambda s: pipes.ThreadPoolMapper(s().map(triple), max, [0, 2], -1, scheduled_tasks=4, max_workers=3),
         lambda xs: [(*triple(x), x + 2) for x in xs],
     ),
-    Row(
+    UnsizedRow(
         "shuffled_flatmap",
         lambda s, buffer_size: pipes.ShuffledFlatMapper(s(), countdown, buffer_size=buffer_size),
         lambda xs, buffer_size: mixed(list(map(countdown, xs)), buffer_size),
         {"buffer_size": (small, 3)},
-        length=NO_LENGTH,
         random=True,
     ),
-    Row(
+    UnsizedRow(
         "shuffled_flatmap_of_generators",
         lambda s, buffer_size: pipes.ShuffledFlatMapper(s(), countdown_lazily, buffer_size=buffer_size),
         lambda xs, buffer_size: mixed(list(map(countdown, xs)), buffer_size),
         {"buffer_size": (small, 3)},
-        length=NO_LENGTH,
         random=True,
     ),
     Row(
@@ -215,11 +205,10 @@ ROWS: list[Row] = [
         lambda xs: mixed([[x, x + 2] for x in xs], 3),
         random=True,
     ),
-    Row(
+    UnsizedRow(
         "shuffled_flatmap_off",
         lambda s: pipes.ShuffledFlatMapper(s(), countdown, buffer_size=3).set_shuffle(False),
         lambda xs: [y for x in xs for y in countdown(x)],
-        length=NO_LENGTH,
     ),
     Row(
         "flatten",
@@ -275,17 +264,15 @@ ROWS: list[Row] = [
         lambda s: pipes.Rows2Columnar(s().map(triple).batch(2), ["x", "y", "z"]),
         lambda xs: [{"x": batch, "y": [x + 1 for x in batch], "z": [x + 2 for x in batch]} for batch in batched(xs, 2)],
     ),
-    Row(
+    UnsizedRow(
         "lines_to_paragraphs",
         lambda s: pipes.ParagraphAggregator(s().map(dict_lines)),
         lambda xs: paragraphs(list(map(dict_lines, xs))),
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "shard_expand",
         lambda s: pipes.ShardExpander(s().map(shard_name)),
         lambda xs: [name for x in xs for name in shards(x)],
-        length=NO_LENGTH,
         grows="each item makes as many as its number",
     ),
 ]

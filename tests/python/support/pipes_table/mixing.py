@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pipes_table.core import batched, plus_one, remainder3, shuffled
-from pipes_table.row import BadArgument, Row, Source, ints
+from pipes_table.row import BadArgument, Row, Source, UnsizedRow, ints
 from torchdata.datapipes.iter import (
     InBatchShuffler,
     IterableWrapper,
@@ -24,7 +24,6 @@ from torchdata.datapipes.iter import (
 )
 from torchdata.datapipes.map import SequenceWrapper
 
-NO_LENGTH = "valid length|has no len"
 _END = object()
 
 
@@ -191,7 +190,8 @@ ROWS: list[Row] = [
         random=True,
     ),
     Row("in_batch_shuffle_off", lambda s: InBatchShuffler(s().batch(4)).set_shuffle(False), lambda xs: batched(xs, 4)),
-    Row(
+    # test_bucketing.py tests the arguments that make the length known.
+    UnsizedRow(
         "bucketbatch",
         lambda s, size, batch_num, bucket_num, in_batch, sort: s().bucketbatch(
             size, False, batch_num, bucket_num, sorted if sort else None, in_batch
@@ -204,16 +204,13 @@ ROWS: list[Row] = [
             "in_batch": (flag, True),
             "sort": (flag, True),
         },
-        # test_bucketing.py tests the arguments that make the length known.
-        length=NO_LENGTH,
         random=True,
     ),
-    Row(
+    UnsizedRow(
         "bucketbatch_by_buffer",
         lambda s, sort: s().bucketbatch(2, True, 2, 1, sort, use_in_batch_shuffle=False),
         lambda xs, sort: shuffled(batched(flat(sorted(b) for b in batched(xs, 4)), 2, drop_last=True), 4),
         {"sort": (st.just(sorted), sorted)},
-        length=NO_LENGTH,
         random=True,
     ),
     Row(
@@ -222,7 +219,7 @@ ROWS: list[Row] = [
         lambda xs: batched(shuffled(xs, 4), 2, drop_last=True),
         random=True,
     ),
-    Row(
+    UnsizedRow(
         "max_token_bucketize",
         lambda s, limit, shortest, longest, buffer_size, padding: MaxTokenBucketizer(
             s(), limit, itself, shortest, longest, buffer_size, padding
@@ -235,7 +232,6 @@ ROWS: list[Row] = [
             "buffer_size": (small, 3),
             "padding": (flag, True),
         },
-        length=NO_LENGTH,
     ),
     Row(
         "zip_longest",
@@ -282,7 +278,7 @@ ROWS: list[Row] = [
         lambda xs: [*xs[2::3], *xs[0::3], *xs[1::3]],
         grows="it refuses to hold as many items as one child is ahead",
     ),
-    Row(
+    UnsizedRow(
         "random_split",
         build_split_at_random,
         lambda xs, weights, split_seed: flat(
@@ -292,14 +288,12 @@ ROWS: list[Row] = [
             "weights": (st.lists(weight, min_size=1, max_size=3), [0.5, 0.3, 0.21]),
             "split_seed": (st.integers() | st.text(max_size=3), 3),
         },
-        length=NO_LENGTH,
         grows="it takes no more items than it was told of",
     ),
-    Row(
+    UnsizedRow(
         "random_split_target",
         lambda s: s().shuffle(buffer_size=3).random_split({"a": 1, "b": 2}, "seed", 20, target="b").enumerate(),
         lambda xs: list(enumerate(drawn(shuffled(xs, 3), [1, 2], "seed", 20)[1])),
-        length=NO_LENGTH,
         random=True,
         not_in_workers="how many items a group of a share has depends on the workers' seeds",
         grows="it takes no more items than it was told of",

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pipes_table.row import BadArgument, Row, ints
+from pipes_table.row import BadArgument, Row, UnsizedRow, ints
 from torchdata.datapipes.iter import RoutedDecoder, WebDataset
 
 
@@ -34,7 +34,7 @@ def first_pixel(pixels: Any) -> int:
 
 
 ROWS: list[Row] = [
-    Row("webdataset", lambda s: WebDataset(s().map(as_file), strict=False), samples, length="valid length|has no len"),
+    UnsizedRow("webdataset", lambda s: WebDataset(s().map(as_file), strict=False), samples),
     Row("routed_decode", lambda s: RoutedDecoder(s().map(as_number_file)), lambda xs: [(f"{x}.cls", x) for x in xs]),
     Row(
         "decode_image",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torchdata.datapipes._pipe.graph.traversal import walk
@@ -33,6 +34,9 @@ class Row:
     @property
     def example(self) -> dict[str, Any]:
         return {name: value for name, (_, value) in self.params.items()}
+
+
+UnsizedRow = partial(Row, length="valid length|has no len")
 
 
 def ints() -> IterableWrapper[int]:

@@ -7,7 +7,7 @@ import fsspec
 
 from pipes_table.files import content_of as contents
 from pipes_table.folders import folder
-from pipes_table.row import Row
+from pipes_table.row import Row, UnsizedRow
 from torchdata.datapipes.iter import FileLister
 
 _MOST = 20
@@ -65,18 +65,16 @@ def saved_path(number: int) -> str:
 
 
 ROWS: list[Row] = [
-    Row(
+    UnsizedRow(
         "list_files",
         lambda s: FileLister(s().map(local_folder), masks="*.txt"),
         lambda xs: [f"{local_folder(x)}/{name}" for x in xs for name in names_in(x) if name.endswith(".txt")],
-        length="has no len|valid length",
         grows="its files are few",
     ),
-    Row(
+    UnsizedRow(
         "open_files",
         lambda s: s().map(local_file).open_files(mode="t").map(contents),
         lambda xs: [(local_file(x), content_of(x)) for x in xs],
-        length="has no len|valid length",
         grows="its files are few",
     ),
     Row(

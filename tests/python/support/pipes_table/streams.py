@@ -14,14 +14,12 @@ import pytest
 from hypothesis import strategies as st
 
 from pipes_table.files import content_of
-from pipes_table.row import Row
+from pipes_table.row import Row, UnsizedRow
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # protobuf warns about future versions
     pytest.importorskip("torch", reason="the library that writes TFRecords imports it")
     from tfrecord import TFRecordWriter, example_pb2
-
-NO_LENGTH = "valid length|has no len"
 
 #: An archive that rar has created without compression, so that it can be read without an external program.
 RAR = (pathlib.Path(__file__).parents[2] / "data/rar/rar5-subdirs.rar").read_bytes()
@@ -117,66 +115,56 @@ def chunks(item: int, size: int) -> list[bytes]:
 
 
 ROWS: list[Row] = [
-    Row(
+    UnsizedRow(
         "load_from_tar",
         lambda s: s().map(as_tar).load_from_tar().map(content_of),
         lambda xs: in_archives("tar", xs),
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "load_from_zip",
         lambda s: s().map(as_zip).load_from_zip().map(content_of),
         lambda xs: in_archives("zip", xs),
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "load_from_rar",
         lambda s: s().map(as_rar).load_from_rar().map(content_of),
         lambda xs: [(f"{x}.rar/{name}", content) for x in xs for name, content in RAR_MEMBERS.items()],
-        length=NO_LENGTH,
         grows="it takes long over many archives",
     ),
-    Row(
+    UnsizedRow(
         "load_from_tfrecord",
         lambda s: s().map(as_records).load_from_tfrecord().map(plain_record),
         lambda xs: [[*index] for index in rows(xs)],
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "load_parquet_as_df",
         lambda s: s().map(as_parquet).load_parquet_as_df(library="pyarrow").map(plain_frame),
         lambda xs: [[x] * size for x in xs for size in ([1], [2], [2, 1])[x % 3]],
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "load_parquet_as_df of so many rows",
         lambda s, size: s().map(as_parquet).load_parquet_as_df(library="numpy", dataframe_size=size).map(plain_arrays),
         lambda xs, size: [[x] * min(size, x % 3 + 1 - start) for x in xs for start in range(0, x % 3 + 1, size)],
         {"size": (st.integers(1, 4), 2)},
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "read_from_stream",
         lambda s: s().map(as_bytes).read_from_stream(4),
         lambda xs: [(f"{x}.bin", chunk) for x in xs for chunk in chunks(x, 4)],
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "readlines",
         lambda s: s().map(as_lines).readlines(),
         lambda xs: [(f"{x}.txt", f"{x},{index}") for x, index in rows(xs)],
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "parse_csv",
         lambda s: s().map(as_table).parse_csv(skip_lines=1, return_path=True),
         lambda xs: [(f"{x}.txt", [str(x), str(index)]) for x, index in rows(xs)],
-        length=NO_LENGTH,
     ),
-    Row(
+    UnsizedRow(
         "parse_csv_as_dict",
         lambda s: s().map(as_table).parse_csv_as_dict(),
         lambda xs: [{"item": str(x), "place": str(index)} for x, index in rows(xs)],
-        length=NO_LENGTH,
     ),
 ]
