@@ -308,7 +308,9 @@ def test_a_start_during_which_a_handler_returns_is_complete_also_in_a_thread(han
         received.append(blocked())
 
     def press():
-        while not begun.is_set():
+        is_begun = False
+        while not is_begun:
+            is_begun = begun.is_set()
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.002)
 

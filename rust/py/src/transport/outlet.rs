@@ -4,7 +4,7 @@
 //! item is lost.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
@@ -160,6 +160,9 @@ impl Outlet {
     pub fn begin(&mut self, stream: Stream) {
         (self.departing, self.closing) = (None, None);
         (self.ending, self.recomputes) = (false, false);
+        if let Some((_, cadence)) = &mut self.taker {
+            cadence.made(None, Instant::now(), Duration::ZERO); // no early snapshot before the first item
+        }
         self.producers.iter_mut().for_each(|producer| producer.begin(stream));
     }
 
