@@ -41,7 +41,7 @@ help: ## Show this list
 	  /^[a-zA-Z-]+:.*## / { printf "  %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: demo
-demo: $(STAMPS)/build ## Train a classifier on real images through two worker processes
+demo: $(STAMPS)/build $(STAMPS)/demo ## Train a classifier on real images through two worker processes
 	PYTHONPATH=examples $(BIN)/python -m demo $(ARGS)
 
 # Tests of processes mostly wait. Meanwhile, the other tests, the linters and loom use the cores with lower priority.
@@ -106,7 +106,14 @@ $(STAMPS)/venv:
 	mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
-	PIP_QUIET=1 VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin develop --release --locked --extras demo
+	PIP_QUIET=1 VIRTUAL_ENV="$(abspath $(VENV))" $(BIN)/maturin develop --release --locked
+	touch $@
+
+# `make demo` and `make docs` install only their own extra. $(STAMPS)/dev installs all extras.
+EXTRA_INSTALL = $(PIP) install --quiet $$($(BIN)/python -c 'import tomllib; \
+  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["$(notdir $@)"])')
+$(STAMPS)/demo: $(STAMPS)/venv pyproject.toml | $(STAMPS)/build
+	$(EXTRA_INSTALL)
 	touch $@
 
 # PyTorch is optional. Without PyTorch, the tests that need it are skipped with a message.
@@ -131,7 +138,7 @@ endif
 ifneq ($(TORCH),none)
 	if $(BIN)/python -c 'import torch' 2>/dev/null; then $(PIP) install --quiet --requirement $(STAMPS)/requirements-torch.txt; fi
 endif
-	touch $@
+	touch $@ $(STAMPS)/demo
 
 ##@ Checks
 
@@ -271,8 +278,7 @@ picture: setup ## Redraw docs/imports.svg after imports between folders have cha
 # The reference of nodes and of StatefulDataLoader needs PyTorch, but not CUDA. With TORCH=none, the site lacks these pages.
 $(STAMPS)/docs: TORCH = cpu
 $(STAMPS)/docs: $(STAMPS)/venv pyproject.toml | $(STAMPS)/build
-	$(PIP) install --quiet $$($(BIN)/python -c 'import tomllib; \
-	  print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	$(EXTRA_INSTALL)
 	$(if $(filter-out none,$(TORCH)),$(TORCH_INSTALL))
 	touch $@
 

@@ -140,7 +140,7 @@ def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
         assert len(os.listdir("/proc/self/fd")) - before <= 2 * 7 + 8
         counts = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
         assert max(counts) - min(counts) <= 1, counts
-        # A worker maps three memory regions: doorbells, control link and data link.
+        # A worker maps three memory regions: bells, control link and data link.
         assert {foreign_mappings(pid) for pid in pids} == {3}
 
 

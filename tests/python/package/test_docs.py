@@ -1,8 +1,10 @@
 """The documents mention the current versions and existing files, and their examples work."""
 
 import ast
+import builtins
 import doctest
 import re
+import symtable
 import tomllib
 from importlib import metadata
 from pathlib import Path
@@ -186,9 +188,8 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 def test_examples_that_start_workers_have_a_guard() -> None:
     """From Python 3.14 on, workers import the user's program, so examples with workers need a `__main__` guard."""
-    blocks = [code for code, _ in examples()]
-    blocks += [example.block.code for page in PAGES for example in doc_blocks.examples(page)]
-    starting = [code for code in blocks if starts_workers(code)]
+    blocks = [example.block.code for page in PAGES for example in doc_blocks.examples(page)]
+    starting = [code for code in [*dict(examples()), *blocks] if starts_workers(code)]
     assert len(starting) > 60
     assert not [code for code in starting if 'if __name__ == "__main__":' not in code]
 
@@ -226,6 +227,17 @@ def test_a_block_of_code_that_is_not_run_has_a_reason_in_the_source(page: Path) 
             assert known, f"{page}, line {block.line}: is {block.language!r} code to run?"
             assert block.reason or not needs_reason, f"{page}, line {block.line}: nobody runs this; say why"
         assert block.reason != "", f"{page}, line {block.line}: say why it is not run"
+
+
+@each_page
+def test_a_block_that_needs_names_of_the_blocks_above_says_so(page: Path) -> None:
+    for code in (example.block.code for example in doc_blocks.examples(page)):
+        tables = [module := symtable.symtable(code, str(page), "exec")]
+        for table in tables:
+            tables += table.get_children()
+        used = {one.get_name() for table in tables for one in table.get_symbols() if one.is_global()}
+        known = {one.get_name() for one in module.get_symbols() if one.is_assigned() or one.is_imported()}
+        assert code.startswith("# continues the blocks above\n") == bool(used - known - set(dir(builtins))), code
 
 
 def test_the_page_on_support_names_the_versions_of_states_and_the_pythons_of_the_project() -> None:

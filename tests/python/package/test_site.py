@@ -26,10 +26,11 @@ NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", 
 
 
 SEARCHED = {
-    "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack token",
+    "recipes/data": "imagefold jsonl csv parquet webdataset s3",
     "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",
     "recipes/trouble": "segfault segment sigsegv oom memori kill shm",
     "guides/ranks-changed": "rank gpus resum world",
+    "guides/pack-tokens": "pack token pad",
     "guides/mixing": "mix dataset weight sample_multiplex multinodeweightedsampl",
     "guides/stateful": "statefuldataload",
     "guides/from-grain": "grain mapdataset mp_prefetch",

@@ -32,7 +32,7 @@ impl Link {
         &self.layout.region
     }
 
-    /// Takes the producer end, or returns an error if the producer end is already taken. `peer` is the doorbell of the
+    /// Takes the producer end, or returns an error if the producer end is already taken. `peer` is the bell of the
     /// consumer's process.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
@@ -41,7 +41,7 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end, or returns an error if the consumer end is already taken. `peer` is the doorbell of the
+    /// Takes the consumer end, or returns an error if the consumer end is already taken. `peer` is the bell of the
     /// producer's process.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {

@@ -1,4 +1,4 @@
-//! Manages the doorbells of all processes of a loader, which are in one region of shared memory.
+//! Manages the bells of all processes of a loader, which are in one region of shared memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl BellBoard {
     }
 }
 
-/// A reference to the doorbell of one process, which keeps the shared memory mapped.
+/// A reference to the bell of one process, which keeps the shared memory mapped.
 #[derive(Debug, Clone)]
 pub struct BellRef {
     board: Arc<BellBoard>,

@@ -1,4 +1,4 @@
-//! Implements doorbells. A process sleeps on its bell until another process rings this bell.
+//! Implements bells. A process sleeps on its bell until another process rings this bell.
 //!
 //! A sleeping thread increments the count of sleepers, executes a memory fence, and checks for work. A ringing thread
 //! publishes its change, executes a memory fence, and reads the count of sleepers.
@@ -40,7 +40,7 @@ impl Bell {
         // `ring` has reset the count of sleepers.
         let seen = self.word.load(Ordering::Acquire);
         let joined = self.sleepers.fetch_add(SLEEPER, Ordering::Relaxed);
-        // SYNC(doorbell): pairs with the fence in `has_sleeper`.
+        // SYNC(bell): pairs with the fence in `has_sleeper`.
         fence(Ordering::SeqCst);
         let is_ready = ready();
         if !is_ready {
@@ -65,7 +65,7 @@ impl Bell {
     /// Returns whether the caller must wake up a thread, because the thread sleeps or is about to sleep.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
-        // SYNC(doorbell): pairs with the fence in `wait`.
+        // SYNC(bell): pairs with the fence in `wait`.
         fence(Ordering::SeqCst);
         count(self.sleepers.load(Ordering::Relaxed)) != 0
     }

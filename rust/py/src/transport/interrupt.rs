@@ -7,7 +7,7 @@ use torchdata_core::process::board::BellRef;
 pub struct Interrupt {
     pub control: Link,
     pub exception: Py<PyAny>,
-    /// The link over which the worker process sends items to the main process, and the doorbell of the main process.
+    /// The link over which the worker process sends items to the main process, and the bell of the main process.
     pub output: (Link, BellRef),
 }
 

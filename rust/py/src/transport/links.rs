@@ -1,4 +1,4 @@
-//! Provides the Python classes for links and for doorbells, which wake up waiting processes.
+//! Provides the Python classes for links and for bells, which wake up waiting processes.
 
 use std::sync::Arc;
 

@@ -59,7 +59,7 @@ impl Sender {
 
 #[pymethods]
 impl Sender {
-    /// `peers` and `own` are the doorbell indices of the receiving processes and of this process. A pending message in
+    /// `peers` and `own` are the bell indices of the receiving processes and of this process. A pending message in
     /// the `control` link interrupts `pump` and every wait.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]

@@ -1,4 +1,4 @@
-//! Waits on a doorbell in a Python thread. The thread first checks the condition several times, then yields the
+//! Waits on a bell in a Python thread. The thread first checks the condition several times, then yields the
 //! processor, and finally sleeps without the GIL.
 
 use std::time::{Duration, Instant};
