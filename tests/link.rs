@@ -224,7 +224,7 @@ fn memory_use_follows_the_data_in_flight_and_pages_are_reused() {
     let block = 100_000_u64.next_multiple_of(4096);
     let usage = sender.end.arena().usage();
     assert!(usage.peak <= 9 * block, "{usage:?}");
-    assert!(addresses.len() <= 9, "{} places for at most 8 blocks at a time", addresses.len());
+    assert!(addresses.len() <= 9, "{} addresses for at most 8 blocks at a time", addresses.len());
     assert_eq!(receiver.end.leased(), 3 * 100_000);
     held.clear();
     while receiver.poll().unwrap().is_some() {}

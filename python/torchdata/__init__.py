@@ -28,8 +28,12 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
     not change the copy.
 
     Args:
-        shape: the number of elements along each dimension.
+        shape: the number of elements along each dimension, at least 0.
         dtype: the element type, as `numpy.dtype` accepts it; for a tensor, a `torch.dtype`. The default is float64.
+
+    Raises:
+        TypeError: `shape` contains an object that is not an integer, or NumPy does not know `dtype`.
+        ValueError: `shape` contains a negative number. For a tensor, torch raises RuntimeError instead.
 
     Example:
         >>> import torchdata

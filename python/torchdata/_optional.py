@@ -41,7 +41,7 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
 
 
 def require(module: str, *, extra: str, needed_by: str) -> None:
-    """Raises the error of `optional_import`, but does not import the library.
+    """Raises ModuleNotFoundError if an optional library is not installed, without importing the library.
 
     Constructors of pipes call this function instead of importing the library, because a pipe is often built in one
     process and iterated in others.

@@ -115,7 +115,7 @@ impl Setting {
             carrier.sent = words;
             let commands = std::mem::take(&mut carrier.commands);
             carrier.down.push_back(Down { commands, words });
-            push("sends what main has said", after);
+            push("sends what main has sent", after);
         }
         if !carrier.down.is_empty() {
             let mut after = world.clone();

@@ -102,9 +102,8 @@ impl World {
         let (links, first) = self.outgoing(setting, index);
         match (child.doing, &child.pump) {
             (Doing::Idle | Doing::Exited, _) => true,
-            (Doing::Between, Pump { dealing, sending, .. }) => {
-                !dealing.is_asked_again(|reader| sending[reader].reader(links[reader].grant).unwrap_or(Reader::Earlier))
-            }
+            (Doing::Between, Pump { dealing, sending, .. }) => !dealing
+                .is_repeat_requested(|reader| sending[reader].reader(links[reader].grant).unwrap_or(Reader::Earlier)),
             (Doing::Pumping, Pump { departing: Some((target, _)), sending, .. }) => {
                 let link = &links[first + target];
                 link.units.len() >= setting.ring && !is_away(&sending[*target], link)
@@ -402,7 +401,7 @@ impl World {
         }
         if pump.sending[target].outstanding() > 0 {
             pump.count(setting, target, digest(item));
-            pump.sending[target].made_again();
+            pump.sending[target].recomputed();
             if pump.has_recomputed_other_items(target) {
                 self.broken = Some("what is made again is not what the reader has");
             }

@@ -51,11 +51,11 @@ impl Setting {
             }
             Main::Announcing(_, 0) if self.reads_ahead => {
                 after.main = Main::Replacing(after.number);
-                push("has told all", Ok(after));
+                push("has sent all commands", Ok(after));
             }
             Main::Announcing(_, 0) => {
                 after.main = Main::Reading(false);
-                push("has told all", Ok(after));
+                push("has sent all commands", Ok(after));
             }
             Main::Announcing(epoch, left) => {
                 let ordered = after.ordered(left - 1);

@@ -22,7 +22,7 @@ fn happenings(resumes: u8, saving: &Setting) -> Vec<(&'static str, Setting)> {
         ("resumes, halts", Setting { pauses: true, resumes: 1, ..all.clone() }),
         ("resumes, an exit", Setting { exits: 1, resumes: 1, ..all.clone() }),
         ("resumes, reading ahead", Setting { reads_ahead: true, resumes: 1, ..all.clone() }),
-        ("resumes, reading ahead, untold", Setting { reads_ahead: true, resumes: 1, follows: false, ..all.clone() }),
+        ("resumes, ahead, lag unknown", Setting { reads_ahead: true, resumes: 1, follows: false, ..all.clone() }),
         ("resumes, two passes", Setting { passes: 2, resumes: 1, ..all }),
     ]
 }

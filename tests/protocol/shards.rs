@@ -299,7 +299,7 @@ impl Shards {
                 }
                 return Some(Ok(after));
             }
-            Next::TakeIn(_) | Next::Fail => return Some(Err(format!("the main process is told to {next:?}"))),
+            Next::TakeIn(_) | Next::Fail => return Some(Err(format!("the next step of the main process is {next:?}"))),
         };
         let worker = peer % self.workers;
         let kept = after.held[peer].pop_front();
@@ -343,7 +343,7 @@ impl Shards {
             Main::Exited => {}
             Main::Announcing(worker) if worker == self.workers => {
                 after.main = Main::Reading;
-                take(("has told all", 0), Ok(after));
+                take(("has announced the epoch to all", 0), Ok(after));
             }
             Main::Announcing(worker) => {
                 let start = after.starts[worker].clone();
@@ -352,7 +352,7 @@ impl Shards {
                     false => after.workers[worker].order = Some(start),
                 }
                 after.main = Main::Announcing(worker + 1);
-                take(("is told of the epoch", worker), Ok(after));
+                take(("receives the start of the epoch", worker), Ok(after));
             }
             Main::Reading => {
                 if let Err(wrong) = self.check_state(world) {

@@ -61,8 +61,8 @@ class Shuffle(Adapter):
     """Switches all shufflers of the graph on or off.
 
     Args:
-        enable: True switches all shufflers on, and appends a shuffler (with a warning) if there is none; False switches
-            them off; None leaves the graph unchanged.
+        enable: True (the default) switches all shufflers on, and appends a shuffler (with a warning) if there is none.
+            False switches them off. None leaves the graph unchanged.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2

@@ -90,7 +90,8 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
 
     Args:
         datapipe: the last pipe of the graph.
-        num_workers: number of worker processes that will run the graph; with fewer than 2, no data can be duplicated.
+        num_workers: number of worker processes that will run the graph, at least 0; 2 by default. With fewer than 2
+            workers, no data can be duplicated.
         seeded: whether you call `DataLoader2.seed`, so that shuffling in the workers is repeatable; False by default.
 
     Returns:

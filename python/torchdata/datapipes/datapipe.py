@@ -323,8 +323,8 @@ class IterDataPipe(IterForms[T_co], _CommonPipe, PipeHooks, Generic[T_co], metac
 
     A subclass that defines `state_dict()` and `load_state_dict()` is restored by these methods. `state_dict()` returns
     the position of the pipe, without the positions of its sources. `load_state_dict(state_dict)` makes the next
-    iteration resume from the position in `state_dict`. Most pipes of this package have both methods, which loaders
-    call. To save the positions of all pipes of a graph yourself, use `torchdata.datapipes.state.save_state`.
+    iteration resume from the position in `state_dict`. Loaders call both methods. To save the positions of all pipes
+    of a graph yourself, use `torchdata.datapipes.state.save_state`.
 
     Without `state_dict`, a resumed pipe is replayed: it starts from the beginning and drops items up to the saved
     position. A subclass should keep its iteration state in attributes that `reset()` initializes, and its `__iter__`

@@ -47,8 +47,8 @@ def random_resized_crop(
 
     Args:
         rng: the generator to draw from: a `random.Random`, a `numpy.random.Generator` or a `torch.Generator`.
-        width: the width of the image in pixels.
-        height: the height of the image in pixels.
+        width: the width of the image in pixels, at least 1.
+        height: the height of the image in pixels, at least 1.
         scale: the smallest and the largest fraction of the image's area; (0.08, 1.0) by default.
         ratio: the smallest and the largest ratio of width to height; (3/4, 4/3) by default.
 
@@ -57,7 +57,8 @@ def random_resized_crop(
 
     Raises:
         TypeError: `rng` is not a generator.
-        ValueError: `scale` or `ratio` is not a pair of positive numbers in ascending order, or the image is empty.
+        ValueError: `scale` or `ratio` is not a pair of positive numbers in ascending order, or `width` or `height` is
+            less than 1.
 
     Example:
         >>> import random
@@ -95,8 +96,9 @@ def center_crop(width: int, height: int, share: float = 0.875, ratio: float = 1.
     With `size=224` and the share 0.875, the result corresponds to torchvision's `Resize(256)` and `CenterCrop(224)`.
 
     Args:
-        width: the width of the uncropped image in pixels.
-        height: the height of the uncropped image in pixels.
+        width: the width of the uncropped image in pixels, at least 1. This is not checked: for a smaller width or
+            height, the result is not a valid box.
+        height: the height of the uncropped image in pixels, as for `width`.
         share: the size of the crop along each axis, as a fraction of the largest box with the given ratio; 0.875 by
             default.
         ratio: the ratio of width to height; 1 by default.

@@ -104,8 +104,8 @@ def decode(
     Args:
         data: the contents of the file as bytes, the path of the file, or a file opened in binary mode. An opened file
             is read to its end and stays open.
-        size: the size of the result: (height, width), or an integer for a square. If `size` is None (the default), the
-            result has the size of the crop.
+        size: the size of the result: (height, width), or an integer for a square, at least 1 each. If `size` is None
+            (the default), the result has the size of the crop.
         crop: the part of the image to use, (left, top, right, bottom) in pixels before resizing; or a function of width
             and height that returns this part. If `crop` is None (the default), the whole image is used.
         flip: whether to mirror the image horizontally; False by default.
@@ -175,7 +175,7 @@ def decode_batch(
 
     Args:
         data: the images, each as for `decode`.
-        size: the size of each result: (height, width), or an integer for a square.
+        size: the size of each result: (height, width), or an integer for a square, at least 1 each.
         out: an array or a contiguous tensor of bytes to fill, with the shape of the result. If `out` is None (the
             default), a new array is created, which is in shared memory in a worker.
         threads: the number of threads that decode concurrently, for processes with spare cores; 0 (the default) decodes

@@ -265,7 +265,7 @@ class Draws:
         self._moment = self._drawing.now(moved) if moved else {}
 
     def is_within(self) -> bool:
-        """Returns whether a generator that the loader uses has changed since the last call of `before`."""
+        """Returns whether the sampler has drawn random numbers since the current read of an index or a batch began."""
         return self._drawing.marks() != self._before
 
     def after(self, number: int, drawn: int, indices: list[Any]) -> None:

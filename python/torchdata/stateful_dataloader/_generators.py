@@ -148,7 +148,7 @@ def encoded(state: Any) -> Any:
 
 
 def decoded(which: Any, plain: Any) -> Any:
-    """Converts plain values, or a state tensor of torch, to the form that `write` accepts."""
+    """Returns the state of a random generator, from the plain values or the torch tensor in a saved state."""
     try:
         return _decoded(which, plain)
     except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError, RuntimeError) as error:

@@ -413,8 +413,8 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _ordered(self) -> Any:
-        """Waits for the next batch request, and returns its index. If a command other than a batch request arrives, the
-        epoch ends."""
+        """Waits until the main process requests a batch, and returns the requested index. Any other command of the main
+        process ends the epoch."""
         worker = self._shard.worker
         assert worker is not None
         order = worker.child.next_command()

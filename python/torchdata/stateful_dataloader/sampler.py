@@ -33,8 +33,8 @@ class RandomSampler(torch.utils.data.RandomSampler):
         data_source: the dataset to sample from; only its length is used.
         replacement: whether an index may be drawn more than once; False by default.
         num_samples: the number of indices per epoch; by default (None), the length of `data_source`.
-        generator: the generator to draw from. By default (None), each epoch creates a generator that is seeded from
-            PyTorch's global generator.
+        generator: the `torch.Generator` to draw from. By default (None), each epoch creates a generator that is seeded
+            from PyTorch's global generator.
 
     Raises:
         TypeError: `replacement` is not a bool.

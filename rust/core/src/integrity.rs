@@ -31,9 +31,8 @@ pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// Restores a value from its lower 48 bits in `word`, or returns None if `word` is damaged.
-///
-/// The result is at least the earlier value `known`, and less than `known` + 2^48.
+/// Returns the first number that is at least `known` and has the lower 48 bits that are sealed in `word`, or None if
+/// `word` is damaged.
 #[inline]
 pub fn open_after(known: u64, word: u64) -> Option<u64> {
     known.checked_add(open(word)?.wrapping_sub(known) & SEALED)

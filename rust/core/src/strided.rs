@@ -136,7 +136,8 @@ unsafe fn pointer_to(from: *const u8, axis: Axis, index: usize) -> *const u8 {
     unsafe { from.offset(index as isize * axis.stride) }
 }
 
-/// Copies `run` bytes of each element of `axis`. The copies are `step` bytes apart.
+/// Copies the first `run` bytes of each element along `axis` from `from` to `to`. In `to`, the copies begin `step`
+/// bytes apart.
 ///
 /// # Safety
 /// `run` bytes must be readable at each element of `axis`, and `to` must be writable for each copy.

@@ -31,7 +31,7 @@ pytestmark = [
     *of_ray,
 ]
 
-FEW = {"random", "arrays, dealt"}
+FEW = {"random", "arrays, dispatched"}
 LONG = 900
 with_carriers = pytest.mark.parametrize("backend", WITH_CARRIERS, indirect=True)
 
@@ -69,7 +69,7 @@ def of_forked_workers(make: Any, count: int = 2) -> list[list[Any]]:
     return epochs(make, local(), count)
 
 
-@pytest.mark.parametrize("made_of", [PIPELINES, DISPATCHED], ids=["own sources", "dealt"])
+@pytest.mark.parametrize("made_of", [PIPELINES, DISPATCHED], ids=["own sources", "dispatched"])
 def test_items_and_their_order_are_the_same_as_with_forked_workers(backend: Spawned, made_of: dict[str, Any]) -> None:
     for name, make in made_of.items():
         if backend.has_all or name in FEW:
@@ -97,7 +97,7 @@ def test_ranks_have_workers_each(backend: Spawned) -> None:
 
 
 @with_carriers
-@pytest.mark.parametrize("make", [PIPELINES["random"], DISPATCHED["random, dealt"]], ids=["own sources", "dealt"])
+@pytest.mark.parametrize("make", [PIPELINES["random"], DISPATCHED["random, dispatched"]], ids=["own", "dispatched"])
 def test_a_loader_resumes_from_random_moments_in_this_and_other_processes(backend: Spawned, make: Any) -> None:
     (whole,) = of_forked_workers(make, 1)
     least, most = (30, 60) if backend.is_slow else (10, 60)
@@ -129,7 +129,7 @@ def _long(dispatches: bool, function: Any) -> Any:
     return make
 
 
-@pytest.mark.parametrize("dispatches", [False, True], ids=["own sources", "dealt"])
+@pytest.mark.parametrize("dispatches", [False, True], ids=["own sources", "dispatched"])
 def test_no_item_is_lost_or_repeated_whichever_process_exits(backend: Spawned, dispatches: bool) -> None:
     victims = [victim for victim in backend.victims if dispatches or victim != "dispatching"]
     dice, make = random.Random(dispatches), _long(dispatches, wide)

@@ -289,7 +289,7 @@ def test_a_filter_loses_nothing_of_sources_that_divide_themselves(source: str) -
         assert sorted(data.DataLoader(pipe, batch_size=None, num_workers=2)) == ALL
 
 
-def test_torchs_iterable_data_sets_and_pipes_lose_nothing_either() -> None:
+def test_iterable_datasets_and_pipes_of_torch_yield_all_items() -> None:
     data = pytest.importorskip("torch").utils.data
 
     class Set(data.IterableDataset):

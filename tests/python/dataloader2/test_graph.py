@@ -137,8 +137,9 @@ def test_changes_of_fixed_pipes_are_refused_by_name():
         replace_dp(graph, start, [1])
     with pytest.raises(ValueError, match="one last pipe, but got 0 entries"):
         replace_dp({}, start, start)
-    with pytest.raises(TypeError, match="but got 3"):
-        traverse_dps(3)
+    for function in (traverse_dps, lambda graph: find_dps(graph, int)):
+        with pytest.raises(TypeError, match="but got 3"):
+            function(3)
     with pytest.raises(TypeError, match="but got 'x'"):
         list_dps(graph, exclude_dps=["x"])
 

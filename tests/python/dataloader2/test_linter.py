@@ -111,7 +111,7 @@ GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "a whole looked up in a map pipe": (lambda: ints().zip_with_map(SequenceWrapper(range(6)), int), ["not-sharded!"]),
     "chosen from a share and a whole": (lambda: SampleMultiplexer({sharded(): 1, ints(): 1}), ["partly-sharded!"]),
     "a share and the longer whole": (lambda: sharded().zip_longest(ints()), ["partly-sharded!"]),
-    "dealt out among children": (lambda: Mine(*sharded().round_robin_demux(2)), []),
+    "distributed among children": (lambda: Mine(*sharded().round_robin_demux(2)), []),
     "split at random": (lambda: ints().random_split({"a": 1, "b": 1}, 0, 6, target="a"), ["not-sharded!"]),
     "sharded twice": (lambda: sharded().map(str).sharding_filter(), ["sharded-twice"]),
 }

@@ -255,7 +255,7 @@ def test_a_thread_ends_before_another_state_is_loaded(service: Any) -> None:
     ("options", "step"),
     [({}, 61), ({"splits": 3}, 1801), ({"num_workers": 2}, 601), ({"num_workers": 2, "splits": 3}, 601)],
 )
-def test_a_state_saved_while_an_epoch_begins_is_the_one_from_before(
+def test_a_state_saved_while_an_epoch_begins_equals_the_state_before_the_epoch(
     options: dict[str, int], step: int, before: str
 ) -> None:
     def made() -> DataLoader2[Any]:

@@ -173,10 +173,10 @@ if how == "leaves":
         def shutdown_driver(self):
             core.shutdown_driver()
             time.sleep(3)
-    def slowly(told):
+    def slowly(error):
         calls.set()
         time.sleep(1.5)
-        return Told, tuple(getattr(told, field.name) for field in dataclasses.fields(Told))
+        return Told, tuple(getattr(error, field.name) for field in dataclasses.fields(Told))
     calls, Told.__reduce__ = threading.Event(), slowly
     core, worker.core_worker = worker.core_worker, Lingering()
     while not calls.is_set():

@@ -136,7 +136,7 @@ def replacing_loaders():
 
 @pytest.mark.filterwarnings("ignore:.*was killed by SIGKILL")
 @pytest.mark.parametrize("name", ["DataLoader2", "StatefulDataLoader", "nodes"])
-def test_a_worker_is_replaced_while_a_thread_holds_the_lock_of_torchs_devices(name):
+def test_a_worker_is_replaced_while_a_thread_holds_the_device_lock_of_torch(name):
     torch = pytest.importorskip("torch", reason="the lock is its")
     loader = replacing_loaders()[name]
     iterator = iter(loader)

@@ -86,7 +86,7 @@ def test_an_error_gives_the_reason_why_a_host_has_exited() -> None:
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(double)
     with DataLoader2(pipe, reading_service=LocallyRemote(WORKERS)) as loader:
         got = []
-        with pytest.raises(WorkerExitedError, match="it is told: the host is gone") as caught:
+        with pytest.raises(WorkerExitedError, match="the host reports: the host is gone") as caught:
             for item in loader:
                 got.append(item)
                 if len(got) == 100:

@@ -89,7 +89,7 @@ def test_a_copy_of_a_partly_read_node_starts_from_the_beginning() -> None:
     assert list(node) == [["2", "3"], ["4", "5"]]
 
 
-def test_a_node_that_overrides_next_or_dunder_next_of_one_of_ours_is_read_by_it() -> None:
+def test_next_and_dunder_next_that_a_subclass_of_a_node_overrides_are_called() -> None:
     class Louder(tn.Prefetcher[int]):
         def next(self) -> int:
             return 100 + super().next()

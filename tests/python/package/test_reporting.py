@@ -62,7 +62,7 @@ def failure_of(iterable, kind):
 
 
 @pytest.mark.parametrize("make", [lambda: pipeline(), lambda: pipeline().prefetch(2), lambda: DataLoader2(pipeline())])
-def test_users_see_all_of_their_frames_and_none_of_ours(make):
+def test_tracebacks_have_all_frames_of_the_user_and_no_frames_of_this_package(make):
     frames = frames_of(failure_of(make(), ValueError))
     assert [name for _, name in frames] == ["failure_of", "__iter__", "decode"]
     assert {file for file, _ in frames} == {__file__}
@@ -81,7 +81,7 @@ def test_the_message_of_a_worker_contains_only_frames_of_the_user(method):
     assert OURS not in text
 
 
-def test_the_frame_that_raised_is_kept_even_if_it_is_ours():
+def test_the_frame_that_raised_is_kept_even_if_it_belongs_to_this_package():
     error = failure_of(IterableWrapper([(1,)]).map(str, input_col=3).batch(2), IndexError)
     (_, (file, _)) = frames_of(error)
     assert file.startswith(OURS)

@@ -43,7 +43,7 @@ def shuffled_and_sharded() -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_torchs_loader_reads_our_pipes_and_applies_its_settings(workers: int) -> None:
+def test_the_loader_of_torch_reads_our_pipes_and_applies_its_settings(workers: int) -> None:
     def loader(shuffle: bool) -> Any:
         return data.DataLoader(shuffled_and_sharded(), batch_size=None, num_workers=workers, shuffle=shuffle)
 
@@ -63,7 +63,7 @@ def types_of(graph: Any) -> Any:
     return [(type(pipe).__name__, types_of(sources)) for pipe, sources in graph.values()]
 
 
-def test_torchs_graph_tools_work_on_our_graphs() -> None:
+def test_graph_tools_of_torch_work_on_our_graphs() -> None:
     from torch.utils.data import graph, graph_settings
 
     pipe = shuffled_and_sharded()
@@ -85,7 +85,7 @@ def test_torchs_graph_tools_work_on_our_graphs() -> None:
     assert list(pickle.loads(pickle.dumps(IterableWrapper([1, 2])))) == [1, 2]
 
 
-def test_the_state_of_a_random_pipe_of_torchs_is_refused_by_name() -> None:
+def test_the_error_for_the_state_of_a_random_pipe_of_torch_names_the_pipe() -> None:
     pipe = data.datapipes.iter.IterableWrapper(range(5)).shuffle().batch(2)
     next(iter(pipe))
     with pytest.raises(TypeError, match="ShufflerIterDataPipe cannot be saved"):
@@ -199,7 +199,7 @@ def test_seeds_come_from_the_cpu_whatever_the_default_device_is() -> None:
     assert first != second
 
 
-def test_without_a_seed_seeds_come_from_torchs_generator() -> None:
+def test_without_a_seed_the_generator_of_torch_draws_the_seeds() -> None:
     orders = []
     for _ in range(2):
         torch.manual_seed(11)
@@ -211,7 +211,7 @@ def test_without_a_seed_seeds_come_from_torchs_generator() -> None:
     assert orders[0][0] != orders[0][1]
 
 
-def test_torchs_loader_keeps_its_spawned_workers_from_epoch_to_epoch() -> None:
+def test_the_loader_of_torch_keeps_its_spawned_workers_between_epochs() -> None:
     options = {"num_workers": 1, "shuffle": True, "persistent_workers": True, "multiprocessing_context": "spawn"}
     loader = data.DataLoader(shuffled_and_sharded(), 4, **options)
     orders = [[item for batch in loader for item in batch.tolist()] for _ in range(3)]
@@ -219,7 +219,7 @@ def test_torchs_loader_keeps_its_spawned_workers_from_epoch_to_epoch() -> None:
     assert orders[0] != orders[1]
 
 
-def test_pipes_of_torchs_pass_the_linter_the_adapters_and_graph_surgery() -> None:
+def test_the_linter_the_adapters_and_graph_functions_accept_pipes_of_torch() -> None:
     from torchdata.dataloader2.adapter import Shuffle
     from torchdata.dataloader2.graph import remove_dp
     from torchdata.dataloader2.linter import _check_shuffle_before_sharding

@@ -48,7 +48,7 @@ print(list(DataLoader2(theirs.prefetch(2))), list(pipe) == list(theirs))
 
 
 @pytest.mark.parametrize("kind", ["iter", "map"])
-def test_each_class_of_torchs_and_the_one_of_its_name_here_are_subclasses_of_each_other(kind: str) -> None:
+def test_classes_of_torch_and_our_classes_of_the_same_name_are_subclasses_of_each_other(kind: str) -> None:
     theirs = importlib.import_module(f"torch.utils.data.datapipes.{kind}")
     ours = importlib.import_module(f"torchdata.datapipes.{kind}")
     assert {"Mapper", "Shuffler", "Zipper"} < set(theirs.__all__)
@@ -240,7 +240,7 @@ def test_streams_in_torch_s_wrappers_are_closed_and_detached_as_in_our_wrapper(t
     assert opened.file_obj.closed
 
 
-def test_torchs_snapshots_restore_our_pipes_by_the_number_of_items_that_were_yielded() -> None:
+def test_snapshots_of_torch_restore_our_pipes_by_the_number_of_yielded_items() -> None:
     from torch.utils.data.datapipes.utils.snapshot import _simple_graph_snapshot_restoration as restore
 
     def pipeline() -> Any:

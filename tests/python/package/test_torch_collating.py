@@ -75,7 +75,7 @@ def own_way(batch: Any, *, collate_fn_map: Any = None) -> str:
     return "own"
 
 
-def test_a_function_that_users_put_into_torchs_table_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_users_add_to_the_collate_table_of_torch_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(collate.default_collate_fn_map, torch.Tensor, own_way)
     pipe = IterableWrapper(range(2)).sharding_filter().map(lambda _: default_collate([torch.ones(2)] * 2))
     with loader(pipe, 2) as dl:
@@ -140,7 +140,7 @@ def changed_module() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-def test_collating_arrays_and_tensors_gives_the_results_of_torchs_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrays_and_tensors_are_collated_as_by_the_function_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_utils.worker, "_worker_info", object())
     own, module = collate.default_collate_fn_map, changed_module()
     assert module.default_collate_fn_map != own

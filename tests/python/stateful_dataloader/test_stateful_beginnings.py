@@ -87,7 +87,7 @@ CASES = [(*case, before) for (i, case), (j, before) in PAIRS if not case[1] or (
 
 
 @pytest.mark.parametrize(("kind", "options", "before"), CASES)
-def test_a_state_saved_while_an_epoch_begins_is_the_one_from_before(
+def test_a_state_saved_while_an_epoch_begins_equals_the_state_before_the_epoch(
     kind: str, options: dict[str, Any], before: str
 ) -> None:
     def made() -> Any:

@@ -43,7 +43,7 @@ def counted():
 
 def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
     share = {"items": 30, "seconds": 0.3, "busy_seconds": 30 * each, "busy": 1.0, "node": None}
-    lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "lived_seconds": 0.3 + beside}
+    lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "running_seconds": 0.3 + beside}
     worker = next(one for one in stats.processes if one.role == "worker")
     pipes = tuple(
         replace(pipe, own_seconds=30 * each, seconds_per_item=each) if "Mapper" in pipe.name else pipe

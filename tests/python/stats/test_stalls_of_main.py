@@ -37,7 +37,7 @@ def watching_threads() -> int:
 shown: list[warnings.WarningMessage] = []
 
 
-def hang_until_reported_twice(item: int) -> int:
+def hang_until_two_warnings(item: int) -> int:
     if item == 2:
         wait_for(lambda: len(shown) >= 2)
     return item
@@ -74,17 +74,17 @@ def a_loader_in_main() -> Iterator[None]:
 
 
 def test_a_slow_item_of_the_main_process_is_reported_with_its_stack_repeatedly() -> None:
-    pipe = IterableWrapper(range(4)).map(hang_until_reported_twice)
+    pipe = IterableWrapper(range(4)).map(hang_until_two_warnings)
     with DataLoader2(pipe, stats="full", stall_warning=0.1) as loader, recorded() as warned:
         assert list(loader) == [0, 1, 2, 3]
     first, second = warned[:2]
     assert first.category is StallWarning
     text = str(first.message)
     assert text.startswith("no item has come for "), text
-    assert "main itself is computing it, in Mapper(hang_until_reported_twice)" in text
+    assert "main itself is computing it, in Mapper(hang_until_two_warnings)" in text
     assert f"main (pid {os.getpid()}) is " in text
     assert "Stack (most recent call first):" in text
-    assert "in hang_until_reported_twice" in text
+    assert "in hang_until_two_warnings" in text
     assert "in test_a_slow_item" in text
     assert str(second.message) != text
     wait_for(lambda: watching_threads() == 0)

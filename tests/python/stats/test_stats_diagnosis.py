@@ -154,10 +154,10 @@ def test_waits_for_a_core_because_of_another_program_do_not_count_as_too_many_wo
     """A worker that mostly sleeps may wait for a core when it wakes up, which is not a sign of too many workers."""
     stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))
     for ran, fight in ((0.05, False), (0.4, True)):
-        seen = replaced(stats, {"cores": 1}, cpu_seconds=ran / 2, waits_for_cpu_seconds=1.0, lived_seconds=1.0)
+        seen = replaced(stats, {"cores": 1}, cpu_seconds=ran / 2, waits_for_cpu_seconds=1.0, running_seconds=1.0)
         assert (oversubscribed(seen) is not None) == fight
     # A worker's counters include its work before the first item.
-    each = {"cpu_seconds": 90.0, "waits_for_cpu_seconds": 94.0, "lived_seconds": 190.0}
+    each = {"cpu_seconds": 90.0, "waits_for_cpu_seconds": 94.0, "running_seconds": 190.0}
     verdict = oversubscribed(replaced(stats, {"cores": 1, "seconds": 1.0}, **each))
     assert verdict is not None
     assert "2 threads of 2 processes share 1 cores" in str(verdict)

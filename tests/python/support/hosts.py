@@ -94,7 +94,7 @@ class LocalHosts:
         return isinstance(error, ConnectionError)
 
     def why(self, error: BaseException) -> str:
-        return f"it is told: {error}"
+        return f"the host reports: {error}"
 
 
 class LocallyRemote(MultiProcessingReadingService):

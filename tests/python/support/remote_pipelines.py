@@ -78,13 +78,13 @@ PIPELINES = {
     "fewer items than workers": lambda: numbered(1).map(double),
 }
 DISPATCHED = {
-    "numbers, dealt": lambda: spread(300).map(double).batch(3),
-    "arrays, dealt": lambda: listed(spread(80, lambda pipe: pipe.map(array))),
-    "random, dealt": lambda: spread(120, lambda pipe: pipe.map(drawn)).map(str),
-    "uneven, dealt": lambda: spread(150).flatmap(many).map(str),
+    "numbers, dispatched": lambda: spread(300).map(double).batch(3),
+    "arrays, dispatched": lambda: listed(spread(80, lambda pipe: pipe.map(array))),
+    "random, dispatched": lambda: spread(120, lambda pipe: pipe.map(drawn)).map(str),
+    "uneven, dispatched": lambda: spread(150).flatmap(many).map(str),
     "two passes": lambda: spread(60).cycle(2),
     "shares left early": lambda: spread(90).header(7),
-    "one item, dealt": lambda: spread(1).map(double),
+    "one item, dispatched": lambda: spread(1).map(double),
 }
 
 

@@ -223,7 +223,7 @@ def oversubscribed(stats: LoaderStats) -> Verdict | None:
     ran = sum(child.cpu_seconds or 0.0 for child in children)
     stood = sum(child.waits_for_cpu_seconds or 0.0 for child in children)
     # The processor time of a process includes its start, so it is divided by the whole lifetime of the process.
-    wall = max((child.lived_seconds or 0.0 for child in children), default=0.0)
+    wall = max((child.running_seconds or 0.0 for child in children), default=0.0)
     there = stats.cores * wall
     if not children or there <= 0 or stood < 0.6 * ran or ran < OWN_CORES * there or ran + stood < 1.3 * there:
         return None

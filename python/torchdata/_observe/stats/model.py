@@ -98,7 +98,7 @@ class ProcessStats:
     waits_for_cpu_seconds: float | None = stat(
         "time that its threads were ready to run but did not run; None if the system does not report it"
     )
-    lived_seconds: float | None = stat(
+    running_seconds: float | None = stat(
         "the period of these two measurements: since the start of the process; None if the system does not report them"
     )
     pipes: tuple[PipeStats, ...] = stat("the pipes of the process, sources first")

@@ -239,7 +239,7 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
         snapshots=since.count("snapshots"),
         cpu_seconds=since.cpu[0] if since.cpu else None,
         waits_for_cpu_seconds=since.cpu[1] if since.cpu else None,
-        lived_seconds=since.cpu[2] if since.cpu else None,
+        running_seconds=since.cpu[2] if since.cpu else None,
         pipes=_pipes(since, names[page["page"]]),
     )
 

@@ -101,6 +101,8 @@ def end_of(graph: DataPipeGraph) -> DataPipe:
 
 def all_dps(graph: DataPipeGraph) -> list[DataPipe]:
     """Returns each pipe once, depth first, before its sources."""
+    if not isinstance(graph, dict):
+        raise TypeError(f"a graph is a dict, as traverse_dps returns it, but got {_described(graph)}")
     found: dict[int, DataPipe] = {}
 
     def descend(level: DataPipeGraph) -> None:
@@ -123,6 +125,9 @@ def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
 
     Returns:
         The pipes; an empty list if there are none.
+
+    Raises:
+        TypeError: `graph` is not a dict.
 
     Example:
         >>> from torchdata.dataloader2.graph import find_dps, traverse_dps

@@ -95,7 +95,10 @@ class SeedGenerator(_native.SeedGenerator):
 
     @classmethod
     def imported(cls, state: bytes) -> SeedGenerator:
-        """Returns a generator with the seeds of `state`, a result of `exported`.
+        """Returns a generator that draws the same seeds as the generator whose state was exported.
+
+        Args:
+            state: the bytes that `exported` returned.
 
         Raises:
             ValueError: `state` was not returned by `exported`.

@@ -78,9 +78,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             logged, and `DataLoader2.diagnose` shows whether another number would be faster. With ranks,
             `num_workers="auto"` raises a ValueError, because all ranks need the same number of workers.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
-        worker_prefetch_cnt: number of items that each worker prepares before they are requested; 10 by default.
-        main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers; 10 by
+        worker_prefetch_cnt: number of items that each worker prepares before they are requested, at least 0; 10 by
             default.
+        main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers, at least
+            0; 10 by default.
         worker_init_fn: a function that is called in each worker when it starts, with the graph and its `WorkerInfo`; it
             returns the graph. None by default.
         worker_reset_fn: a function that is called in each worker and in the dispatching process at the start of an

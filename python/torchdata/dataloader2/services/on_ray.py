@@ -45,10 +45,11 @@ class RayReadingService(MultiProcessingReadingService):
     Python, NumPy and this package. Pipes before a `sharding_round_robin_dispatch` run on the main process's machine.
 
     Args:
-        num_workers: number of workers; "auto" is not supported and raises an error.
-        worker_prefetch_cnt: number of items that each worker prepares before they are requested; 1,000 by default.
-        main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers; 10 by
+        num_workers: number of workers, at least 1; "auto" is not supported and raises a TypeError.
+        worker_prefetch_cnt: number of items that each worker prepares before they are requested, at least 0; 1,000 by
             default.
+        main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers, at least
+            0; 10 by default.
         worker_init_fn: see `MultiProcessingReadingService`; None by default.
         worker_reset_fn: see `MultiProcessingReadingService`; None by default.
         ray_remote_args: Ray's options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1},
@@ -63,6 +64,13 @@ class RayReadingService(MultiProcessingReadingService):
             the worker that hangs, reports the Python stack of this worker, and makes Ray start a new worker.
         patience: with `on_timeout="restart"`, the time limit in seconds for workers that use a processor, as reported
             by their hosts. None (the default) for `timeout`.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed (extra `ray`).
+        TypeError: `num_workers` or a prefetch count is not an integer, `ray_remote_args` is not a dictionary with
+            string keys, or another argument has the wrong type.
+        ValueError: `num_workers` is less than 1, a prefetch count is negative, `ray_remote_args` contains an option
+            that users must not set, or another argument has an invalid value, as for `MultiProcessingReadingService`.
 
     Example:
         >>> import ray  # call `ray.init` to choose the cluster; otherwise the service joins the running one

@@ -1,6 +1,6 @@
 """Finds items that change, or become unusable, when the source reads later items.
 
-Role: some sources reuse one buffer or object for all items, so that an item cannot be queued (see `common_parts`). If
+Role: a queued item would change if its source writes later items to the same buffer or object (see `common_parts`). If
 an item cannot be examined completely, this module assumes that the source reuses the item's memory.
 """
 

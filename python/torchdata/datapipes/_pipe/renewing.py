@@ -32,9 +32,9 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: `_guards`: the running iterators of the sources, by id of the source. `_again`: the iterators in `_guards`
-        #: that the pipe's new iterator has not taken over yet.
+        #: The running iterators of the sources, by id of the source.
         self._guards: dict[int, Iterator[Any]] = {}
+        #: After an exception: the running iterators that the pipe's replacement iterator has not taken over yet.
         self._again: dict[int, Iterator[Any]] = {}
         #: The numbers of items that the pipe and each source had yielded when the pipe last raised an exception.
         self._seen: list[int] | None = None

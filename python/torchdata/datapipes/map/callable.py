@@ -64,6 +64,9 @@ class InMemoryCacheHolder(SameLength, MapDataPipe[T_co]):
     Args:
         source_dp: the pipe to read.
 
+    Raises:
+        TypeError: `source_dp` is not a map pipe.
+
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
         >>> cached = SequenceWrapper(["a", "b"]).map(str.upper).in_memory_cache()

@@ -33,6 +33,9 @@ class Shuffler(Switched, ReadsByIndex[T_co]):
         datapipe: the map pipe to read.
         indices: the indices to read; None (the default) for all indices from 0 to the pipe's length.
 
+    Raises:
+        TypeError: `datapipe` is not a map pipe, or `indices` is not iterable.
+
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
         >>> sorted(SequenceWrapper(range(5)).shuffle().set_seed(0))

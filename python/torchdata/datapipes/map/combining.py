@@ -97,11 +97,12 @@ class UnZipper(MapDataPipe[Any]):
 
     Args:
         source_datapipe: the pipe of sequences.
-        sequence_length: the number of members of each sequence.
+        sequence_length: the number of members of each sequence, at least 1.
         columns_to_skip: the numbers of columns to leave out; with None (the default), no column is left out.
 
     Raises:
-        ValueError: `sequence_length` is not positive, or a column is out of range.
+        TypeError: `source_datapipe` is not a map pipe, or `sequence_length` is not an integer.
+        ValueError: `sequence_length` is less than 1, or a column is out of range.
         RuntimeError: all columns are skipped.
 
     Example:

@@ -185,7 +185,7 @@ impl Producer {
     }
 
     /// Counts an item that was recomputed and is not sent.
-    pub fn made_again(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
+    pub fn recomputed(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
         let mut copy = vec![0; payload.len().next_multiple_of(8)];
         let mut before = self.header(kind, table.len(), payload.len()).checksum(0);
         let mut digest = Digest::default();
@@ -196,7 +196,7 @@ impl Producer {
         // SAFETY: `copy` has room for the payload, rounded up to a multiple of 8 bytes.
         let after = unsafe { before.copy::<false>(payload.as_ptr(), copy.as_mut_ptr(), payload.len()) };
         self.count(kind, digest.finish(after.since(before), payload.len()));
-        self.sending.made_again();
+        self.sending.recomputed();
     }
 
     /// Counts an item that is not sent because the consumer does not want the item.

@@ -51,7 +51,7 @@ impl Dealing {
 
     /// Returns whether a reader has requested another iteration over the items. The result is false until all readers
     /// have ended the current iteration.
-    pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
+    pub fn is_repeat_requested(&self, reader: impl Fn(usize) -> Reader) -> bool {
         let mut asked = false;
         for peer in 0..self.turn.peers() {
             match reader(peer) {

@@ -71,8 +71,8 @@ impl Replacing {
         wanted
     }
 
-    /// Records that a child has exited, and counts the successive processes that have exited at the same item. `halted`
-    /// means that the child was paused, so processes that exited earlier are not counted.
+    /// Records that a child has exited, and counts the successive processes that have exited at the same item. If the
+    /// child exited while it was paused (`halted`), it was computing no item, so the count restarts.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let exits = &mut self.exits[child];

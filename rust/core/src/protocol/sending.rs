@@ -78,7 +78,7 @@ impl Sending {
         self.outstanding
     }
 
-    pub fn made_again(&mut self) {
+    pub fn recomputed(&mut self) {
         self.outstanding = self.outstanding.saturating_sub(1);
     }
 

@@ -29,7 +29,7 @@ pub(super) const MACHINE: usize = 112;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoardConfig {
     pub pages: u32,
-    /// The maximum number of link ends that a process can count.
+    /// The number of `Flow` records per process. Each end of a link has one record.
     pub flows: u32,
     pub pipes: u32,
 }
@@ -81,8 +81,8 @@ impl Sequence {
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
         self.0.store(odd, Relaxed);
-        // SYNC(sequence): pairs with the fence in the method `read`. A reader that sees changed data also sees the odd
-        // number.
+        // SYNC(sequence): pairs with the fence in the method `read`. A reader that has read changed data therefore also
+        // reads the odd sequence number.
         fence(Ordering::Release);
         let changed = change();
         // SYNC(sequence): pairs with the first load in the method `read`.
@@ -257,7 +257,8 @@ impl PipeRecord {
         counts.filter(|(_, count)| *count > 0).map(|(slot, count)| (read_text(&slot.name), count)).collect()
     }
 
-    /// Sets the number of items of the current iterator. Items of earlier iterators remain in the total.
+    /// Sets the number of items that the pipe's current iterator has yielded. The pipe's total number of items, which
+    /// includes earlier iterators, does not change.
     pub fn restart(&self, yielded: u64) {
         self.sequence.change(|| {
             let kept = self.yielded.load(Relaxed).wrapping_sub(yielded);

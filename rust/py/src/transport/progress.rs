@@ -44,8 +44,8 @@ impl StreamProgress {
         self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
     }
 
-    /// Returns whether a shard has sent a snapshot. If `dispatched` is true, shard 0 must also have sent a snapshot of
-    /// the dispatching process.
+    /// Returns whether the main process has received a snapshot of the shard `peer`. If a graph has a dispatching process
+    /// (`dispatched`), the result for shard 0 is true only if a snapshot of the dispatching process has also arrived.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dispatched: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dispatched || peer > 0 || books.has_dispatched()))
     }

@@ -121,7 +121,7 @@ impl Outlet {
             table.push(unsafe { sampled_len(payload.as_ptr(), payload.len()) });
             (kind, payload) = (kind | kind::PAYLOAD_IN_BUFFER, &[]);
         }
-        producer.made_again(kind, &table, payload);
+        producer.recomputed(kind, &table, payload);
         encoder.clear();
         self.encoder = encoder;
         let producer = self.producer(target);

@@ -244,7 +244,7 @@ impl Sender {
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
             // If a grant is damaged, the wait ends, because sending the first item then reports the damage.
-            dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
+            dealing.is_repeat_requested(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), |_| Ok(()))?;
         if is_interrupted(control, None) {

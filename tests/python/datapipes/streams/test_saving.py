@@ -44,7 +44,7 @@ def test_a_key_with_parent_folders_is_not_a_local_path(tmp_path, monkeypatch):
     assert list(items.save_to_disk("wb", filepath_fn=file_name)) == ["outside"]
 
 
-def test_the_path_comes_from_filepath_fn_and_may_be_of_the_current_folder(tmp_path, monkeypatch):
+def test_filepath_fn_returns_the_path_which_may_lie_in_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pipe = pipes.Saver(
         pipes.IterableWrapper([({"id": 1}, b"one"), ({"id": 2}, b"two")]), "wb", lambda meta: f"{meta['id']}.bin"

@@ -68,8 +68,8 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Returns whether an argument may change between epochs. A dot in `name` means that an adapter of `DataLoader2` has
-    set the argument."""
+    """Returns whether an argument may change between epochs. Settings of adapters have names with a dot, such as
+    `ShardingPolicy.block`, and may always change."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 

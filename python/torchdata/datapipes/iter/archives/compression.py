@@ -222,8 +222,8 @@ class Decompressor(_Decompressing):
             None (the default) selects the type by the suffix of the path (in lower or upper case; in a URL, before the
             query): `.gz`, `.bz2`, `.xz`, `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`,
             `.tgz`, `.txz`, `.tzst`.
-        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
-            default; None for no limit.
+        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB: a number of
+            at least 1; 100 by default, None for no limit.
 
     Raises:
         ValueError: the type is unknown, or `max_ratio` is less than 1.
@@ -282,8 +282,13 @@ class Extractor(Decompressor):
 
     Args:
         source_datapipe: yields pairs of path and binary stream.
-        file_type: the type of the files; None selects the type by the suffix of the path.
-        max_ratio: as for `Decompressor`; 100 by default.
+        file_type: the type of the files; None (the default) selects the type by the suffix of the path.
+        max_ratio: as for `Decompressor`, at least 1; 100 by default, None for no limit.
+
+    Raises:
+        TypeError: `source_datapipe` is not iterable.
+        ValueError: the type is unknown, or `max_ratio` is not a number of at least 1.
+        Exception: while iterating or reading, any error that `Decompressor` raises.
 
     Example:
         >>> from torchdata.datapipes.iter import Extractor
@@ -319,8 +324,8 @@ class Bz2FileLoader(_OfOneKind):
     Args:
         datapipe: yields pairs of path and binary stream. Closing a decompressed stream also closes its source.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
-            default; None for no limit.
+        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB: a number of
+            at least 1; 100 by default, None for no limit.
 
     Raises:
         ValueError: `max_ratio` is less than 1.
@@ -345,8 +350,8 @@ class XzFileLoader(_OfOneKind):
     Args:
         datapipe: yields pairs of path and binary stream. Closing a decompressed stream also closes its source.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB. 100 by
-            default; None for no limit.
+        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB: a number of
+            at least 1; 100 by default, None for no limit.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

@@ -135,13 +135,15 @@ class UnZipper(IterDataPipe[Any]):
 
     Args:
         source_datapipe: the pipe to read; it is read only once for all children.
-        sequence_length: number of columns.
+        sequence_length: number of columns, at least 1.
         buffer_size: maximum number of items that a child may be ahead of the slowest child, 1,000 by default; -1 for no
             limit.
         columns_to_skip: numbers of the columns to leave out; None (the default) returns a child for every column.
 
     Raises:
-        RuntimeError: all columns are skipped.
+        TypeError: `sequence_length` is not an integer, or `source_datapipe` is not iterable.
+        ValueError: `sequence_length` is negative.
+        RuntimeError: all columns are skipped, or `sequence_length` is 0.
         BufferError: while iterating, a child is more than `buffer_size` items ahead of the slowest child.
 
     Example:

@@ -40,8 +40,8 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
 
     Args:
         datapipe: a pipe of images, or of items that contain an image.
-        size: the size of the result: (height, width), or an integer for a square. If `size` is None (the default), the
-            result has the size of the crop.
+        size: the size of the result: (height, width), or an integer for a square, at least 1 each. If `size` is None
+            (the default), the result has the size of the crop.
         crop: the part of the image that is cut out before resizing. `"random"` means
             `torchdata.images.random_resized_crop`, and `"center"` means `torchdata.images.center_crop`. A box is (left,
             top, right, bottom). A function, such as `functools.partial(random_resized_crop, scale=(0.35, 1))`, receives
@@ -52,9 +52,9 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         layout: "HWC" (the default) or "CHW": channels last or first.
         scale: "exact" (the default), or "fast" to decode JPEG images at a half, a quarter or an eighth of their size,
             but not smaller than the result.
-        resample: the filter for resizing, as for `torchdata.images.decode`.
+        resample: the filter for resizing, as for `torchdata.images.decode`; "bilinear" by default.
         exif: whether images are rotated according to their EXIF orientation; False by default.
-        truncated: "keep" returns the available part of truncated images instead of raising an error.
+        truncated: "error" (the default) raises an error for a truncated image; "keep" returns its available part.
         as_tensor: whether the results are torch tensors; False by default.
         input_col: the index or key of the image in an item; if None (the default), the item is the image.
         output_col: where the result is stored, as for `map`; None (the default) replaces the image.

@@ -173,7 +173,8 @@ class Sampler(IterDataPipe[Any]):
     Args:
         datapipe: the source, which must have a length.
         sampler: a class, for example one of torch's samplers. The sampler class is called with `data_source=datapipe`
-            and the arguments below, and its instance is iterated.
+            and the arguments below, and its instance is iterated. The default, `SequentialSampler`, yields the indices
+            in ascending order.
         sampler_args: positional arguments of the sampler; None (the default) for no arguments.
         sampler_kwargs: keyword arguments of the sampler; None (the default) for no arguments.
 

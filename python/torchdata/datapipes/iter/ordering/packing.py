@@ -61,12 +61,12 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     Args:
         datapipe: the pipe to read. Empty sequences are left out.
-        max_tokens: the maximum number of tokens in a row.
+        max_tokens: the maximum number of tokens in a row, at least 1.
         method: `"first_fit"` (the default), `"in_order"` or `"cut"`.
         long: what happens to a sequence of more than `max_tokens` tokens, unless `method` is `"cut"`. `"split"` (the
             default) packs parts of at most `max_tokens` separately, `"truncate"` keeps the first part, `"drop"` leaves
             the sequence out, and `"error"` raises a ValueError.
-        buffer_size: maximum number of incomplete rows with `"first_fit"`, 16 by default.
+        buffer_size: maximum number of incomplete rows with `"first_fit"`, at least 1; 16 by default.
         pad_value: the value that fills up rows to `max_tokens`; None (the default) for rows without padding. A number
             fills the column `input_ids` (or the only column of the items), while `labels` are filled with -100, and
             `attention_mask` with 0. To fill more columns, pass a mapping from column to fill value.
@@ -81,8 +81,9 @@ class Packer(IterDataPipe[dict[str, Any]]):
     Raises:
         TypeError: an argument has the wrong type; or, while iterating, an item is not a sequence, or a column changes
             its type.
-        ValueError: an argument is invalid; or, while iterating, columns of an item have different lengths, are missing
-            or lack padding, a sequence has several dimensions, or a sequence is too long and `long` is `"error"`.
+        ValueError: `max_tokens` or `buffer_size` is less than 1, or another argument is invalid; or, while iterating,
+            columns of an item have different lengths, are missing or lack padding, a sequence has several dimensions,
+            or a sequence is too long and `long` is `"error"`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -66,6 +66,9 @@ class ShardingFilter(IterDataPipe[T_co]):
         sharding_group_filter: restricts this pipe to one level: a member of `SHARDING_PRIORITIES`, or an integer of
             your own. If `sharding_group_filter` is None (the default), the pipe divides items at all levels.
 
+    Raises:
+        TypeError: `source_datapipe` is not iterable, or `sharding_group_filter` is not an integer.
+
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
         >>> shard = IterableWrapper(range(5)).sharding_filter()

@@ -120,13 +120,14 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
         source_datapipe: yields prefixes such as `ais://bucket` and `ais://bucket/folder/`.
         url: the address of the cluster's proxy.
         length: the number of objects that `len` returns; with -1 (the default), `len` raises TypeError.
-        timeout: if the cluster sends nothing for this many seconds, an error is raised; 20 by default.
+        timeout: if the cluster sends nothing for this many seconds, an error is raised; more than 0, 20 by default.
 
     Raises:
         ModuleNotFoundError: aistore is not installed (extra `aistore`).
         aistore.sdk.errors.AISError: while iterating, the cluster answers with an error.
         requests.exceptions.ConnectionError: while iterating, the cluster does not answer.
-        ValueError: while iterating, an item is not an AIStore URL.
+        TypeError: `timeout` is not a number.
+        ValueError: `timeout` is not positive, or `url` is empty; or, while iterating, an item is not an AIStore URL.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -233,14 +234,15 @@ class AISFileLoader(_OfCluster, LoadsObjects):
         source_datapipe: yields URLs such as `ais://bucket/name`.
         url: the address of the cluster's proxy.
         length: ignored; `len` is the length of the source, as in torchdata 0.9; -1 by default.
-        timeout: if the cluster sends nothing for this many seconds, an error is raised; 20 by default.
+        timeout: if the cluster sends nothing for this many seconds, an error is raised; more than 0, 20 by default.
 
     Raises:
         ModuleNotFoundError: aistore is not installed (extra `aistore`).
         aistore.sdk.errors.AISError: while iterating, the cluster answers with an error, such as `ErrObjNotFound`.
         requests.exceptions.ConnectionError: while iterating, the cluster does not answer.
         OSError: while reading, the response of the cluster ends early, or the object has changed.
-        ValueError: while iterating, an item is not an AIStore URL.
+        TypeError: `timeout` is not a number.
+        ValueError: `timeout` is not positive, or `url` is empty; or, while iterating, an item is not an AIStore URL.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

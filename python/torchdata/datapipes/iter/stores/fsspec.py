@@ -160,14 +160,16 @@ class FSSpecFileOpener(OpensFiles):
         mode: the mode of `open`, "r" by default.
         kwargs_for_open: options of the file system's `open`, such as `{"encoding": "utf-8", "compression": "infer"}`.
         max_retries: maximum number of times that a file is opened again after a temporary OSError, such as a broken
-            connection; 3 by default. Before each retry, the pipe issues a warning and waits. Reading is not repeated.
+            connection, at least 0; 3 by default. Before each retry, the pipe issues a warning and waits. Reading is not
+            repeated.
         kwargs: options of the file system, such as host and user.
 
     Raises:
         ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the library of a protocol is
             not installed.
         OSError: while iterating, a file cannot be opened.
-        ValueError: the mode is unknown, or while iterating, a protocol is unknown.
+        TypeError: `max_retries` is not an integer.
+        ValueError: the mode is unknown, or `max_retries` is negative; or, while iterating, a protocol is unknown.
 
     Example:
         >>> from torchdata.datapipes.iter import FSSpecFileLister

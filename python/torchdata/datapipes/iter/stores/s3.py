@@ -73,7 +73,8 @@ class S3FileLister(GivenLength, ListsRoots):
         endpoint_url: the address of another server than the provider's (MinIO, Ceph, R2), such as
             `http://localhost:9000`; empty (the default) uses the environment.
         config: further settings of obstore's `S3Store`, `GCSStore` or `AzureStore`, such as `{"skip_signature": True}`.
-        max_retries: maximum number of times that a request is repeated after a temporary error; 3 by default.
+        max_retries: maximum number of times that a request is repeated after a temporary error, at least 0; 3 by
+            default.
 
     Raises:
         ModuleNotFoundError: obstore is not installed (extra `s3`).
@@ -81,7 +82,9 @@ class S3FileLister(GivenLength, ListsRoots):
         PermissionError: while iterating, credentials are missing or refused.
         TimeoutError: while iterating, the server does not answer.
         OSError: while iterating, the server returned an unexpected error. All S3 errors are also ValueErrors.
-        ValueError: while iterating, an item is not a URL of a supported store.
+        TypeError: `max_retries` or another argument has the wrong type.
+        ValueError: `max_retries` is negative, or another argument is invalid; or, while iterating, an item is not a URL
+            of a supported store.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -186,7 +189,8 @@ class S3FileLoader(LoadsObjects):
         endpoint_url: the address of another server than the provider's, such as `http://localhost:9000`; empty (the
             default) uses the environment.
         config: further settings of obstore's `S3Store`, `GCSStore` or `AzureStore`, such as `{"skip_signature": True}`.
-        max_retries: maximum number of times that a request is repeated after a temporary error; 3 by default.
+        max_retries: maximum number of times that a request is repeated after a temporary error, at least 0; 3 by
+            default.
 
     Raises:
         ModuleNotFoundError: obstore is not installed (extra `s3`).
@@ -194,7 +198,9 @@ class S3FileLoader(LoadsObjects):
         PermissionError: while iterating or reading, credentials are missing or refused.
         TimeoutError: while iterating or reading, the server does not answer.
         OSError: while iterating or reading, an unexpected error occurs. All S3 errors are also ValueErrors.
-        ValueError: while iterating, an item is not a URL of a supported store.
+        TypeError: `max_retries` or another argument has the wrong type.
+        ValueError: `max_retries` is negative, or another argument is invalid; or, while iterating, an item is not a URL
+            of a supported store.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

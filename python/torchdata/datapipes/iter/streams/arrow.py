@@ -214,7 +214,7 @@ class LanceReader(ArrowReader):
         columns: as for `ArrowReader`.
         rows: as for `ArrowReader`; True by default.
         frame_size: the number of rows per frame, as for `ArrowReader`; None for one frame per item of the source.
-        library: as for `ArrowReader`.
+        library: as for `ArrowReader`; "numpy" by default.
         dtype: as for `ArrowReader`.
         writable: as for `ArrowReader`; False by default.
 

@@ -30,7 +30,8 @@ class PinMemory(_PrefetchBase[T_co]):
         source_datapipe: the pipe to read.
         device: the CUDA device to pin memory for; None (the default) for the device that is current when the first
             iteration begins.
-        pin_memory_fn: a function that receives each item and the device, and returns the pinned item.
+        pin_memory_fn: a function that receives each item and the device, and returns the pinned item; by default,
+            `torchdata.datapipes.utils.pin_memory_fn`, which copies the tensors of the item.
 
     Raises:
         TypeError: `pin_memory_fn` is not a function.

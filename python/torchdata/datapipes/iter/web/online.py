@@ -80,12 +80,12 @@ class HttpReader(_UrlReader):
             None (the default) means 30 s and 120 s; `float("inf")` means no limit.
         skip_on_error: whether URLs that cannot be opened are skipped with a warning; False by default. Errors while a
             stream is read are always raised.
-        max_retries: number of times that a request is repeated after a temporary fault: no connection, a broken
-            connection, a server that sends nothing, or one of the status codes 408, 429, 500, 502, 503 and 504. The
-            delays between the requests grow up to a minute, unless the server sets the delay by `Retry-After`. After a
-            broken connection, only the missing bytes are requested if the server supports range requests. When a retry
-            has received data, the number of remaining retries is reset to `max_retries`. `DataLoader2.stats()` counts
-            the retries.
+        max_retries: number of times that a request is repeated after a temporary fault, at least 0; 3 by default.
+            Temporary faults are: no connection, a broken connection, a server that sends nothing, and the status codes
+            408, 429, 500, 502, 503 and 504. The delays between the requests grow up to a minute, unless the server sets
+            the delay by `Retry-After`. After a broken connection, only the missing bytes are requested if the server
+            supports range requests. When a retry has received data, the number of remaining retries is reset to
+            `max_retries`. `DataLoader2.stats()` counts the retries.
         **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
             `allow_redirects`.
 
