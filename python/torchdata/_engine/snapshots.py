@@ -22,7 +22,7 @@ from torchdata._plain_pickles import loads_plain
 #: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100. If
 #: a snapshot takes more than a millisecond, the time beyond a millisecond is multiplied by five in c (`Cadence`). A
 #: process that is about to wait for its reader may take an early snapshot. In the pause before an early snapshot, a
-#: second of waiting for the reader counts as five seconds, so snapshots may take 5 % of an idle process's time.
+#: second of waiting for the reader counts as two seconds, so snapshots may take 2 % of an idle process's time.
 SECONDS, FACTOR = 0.005, 50.0
 #: In the formula for the pause between snapshots, n is the number of processes, but at least FEWEST and at most MOST.
 #: The pause after a snapshot grows with the number of processes, because a main process that takes items in strict

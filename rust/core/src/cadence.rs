@@ -33,7 +33,7 @@ const CHEAP: f64 = 0.001;
 const COSTLY: f64 = 4.0;
 
 /// Each second of waiting for the reader can shorten the pause before the next snapshot by this number of seconds.
-const IDLE: u32 = 4;
+const IDLE: u32 = 1;
 
 impl Cadence {
     /// If `most_often` is zero, a snapshot is due after each item.

@@ -21,7 +21,6 @@ from torchdata.datapipes.state import beginning_entries
 
 #: The classes of the pipes that reading services append to a graph. These pipes read ahead.
 _APPENDED = frozenset({"Prefetcher", "FullSync"})
-_NOTHING_HELD: dict[str, Any] = {"items": [], "error": None}
 
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
@@ -179,7 +178,7 @@ def fitted(datapipe: Any, entries: Sequence[PipeEntry]) -> tuple[Any, Sequence[P
     end, found = entries[-1], [*entries[: len(equal)]]
     if end.finished and not own:
         last = found[-1]
-        state = last.state or (to_plain(_NOTHING_HELD, last.type) if last.type in _APPENDED else {})
+        state = last.state or (to_plain({"items": [], "error": None}, last.type) if last.type in _APPENDED else {})
         found[-1] = last._replace(restores=True, yielded=end.yielded, finished=True, state=state)
     restores, yielded = (end.restores, end.yielded) if end.drop is None else (True, end.drop)
     for name in own:

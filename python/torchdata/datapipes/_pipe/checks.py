@@ -15,12 +15,7 @@ from torchdata._importing import import_whole
 from torchdata._redacting import redact_error, shown
 from torchdata._reporting import name_item, warn_outside
 from torchdata._signatures import signature_of
-from torchdata.datapipes._pipe.datasets import (
-    is_built_in,
-    is_generator_function,
-    is_indexed,
-    is_iterable_dataset,
-)
+from torchdata.datapipes._pipe.datasets import is_built_in, is_generator_function, is_indexed, is_iterable_dataset
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 S = TypeVar("S")
