@@ -154,7 +154,7 @@ if how == "loses":
 else:
     ray.init(log_to_driver=False, logging_level="error")
 from remote_pipelines import double, numbered
-from torchdata._engine.remote.host import Told
+from torchdata._engine.remote.host import Pushed
 from torchdata.dataloader2 import DataLoader2, RayReadingService, WorkerExitedError
 service = RayReadingService(1, ray_remote_args={"num_cpus": 0})
 loader = DataLoader2(numbered(1_000_000).map(double), reading_service=service)
@@ -176,8 +176,8 @@ if how == "leaves":
     def slowly(error):
         calls.set()
         time.sleep(1.5)
-        return Told, tuple(getattr(error, field.name) for field in dataclasses.fields(Told))
-    calls, Told.__reduce__ = threading.Event(), slowly
+        return Pushed, tuple(getattr(error, field.name) for field in dataclasses.fields(Pushed))
+    calls, Pushed.__reduce__ = threading.Event(), slowly
     core, worker.core_worker = worker.core_worker, Lingering()
     while not calls.is_set():
         next(iterator)

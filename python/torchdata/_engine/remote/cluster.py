@@ -24,7 +24,7 @@ from torchdata._engine.workers.program import Program
 from torchdata._optional import optional_import
 
 _LEFT = "the program has left the cluster (ray.shutdown) while workers ran there"
-_GROUPS = {"tell0": 1, "pull0": 1, "tell1": 1, "pull1": 1, "look": 1}
+_GROUPS = {"push0": 1, "pull0": 1, "push1": 1, "pull1": 1, "look": 1}
 
 
 class Cluster:
