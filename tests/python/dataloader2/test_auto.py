@@ -45,7 +45,7 @@ def test_the_number_of_workers_follows_from_the_cores_and_is_logged(machine_of, 
 
 
 def test_without_logging_configured_the_line_is_printed() -> None:
-    program = "from torchdata.dataloader2.services.choosing import say; say('2 workers: it is so')"
+    program = "from torchdata.dataloader2.services.choosing import log; log('2 workers: it is so')"
     done = run(program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "torchdata: 2 workers: it is so\n")
 

@@ -134,7 +134,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         Raises:
             ValueError: the state was saved with another number or kind of services, or is damaged.
         """
-        states = _states_in(serialized_state) if serialized_state else []
+        states = _states_in(serialized_state)
         if len(states) != len(self.reading_services) and all(map(holds_nothing, states)):
             return self.initialize(datapipe)  # no service had a state
         if len(states) != len(self.reading_services):
@@ -143,7 +143,8 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
                 f"{len(self.reading_services)}; build it from the same services before loading the state"
             )
         for service, state in zip(self.reading_services, states, strict=True):
-            restore = getattr(service, "restore", None)
+            is_empty = not state and isinstance(service, SequentialReadingService)
+            restore = None if is_empty else getattr(service, "restore", None)
             datapipe = restore(datapipe, state) if callable(restore) else service.initialize(datapipe)
         return datapipe
 
