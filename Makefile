@@ -248,9 +248,9 @@ some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ra
 # A failure prints the seed, the plan, and the command that repeats the failure. With `ARGS="--switch 1e-6"`, the threads of
 # the main process switch more often.
 MINUTES ?= 10
-DRIVERS ?= graphs graph-lives
+DRIVERS ?= graphs graph-loaders
 .PHONY: fuzz
-fuzz: setup ## Run random drivers, for example DRIVERS="graphs lives" or DRIVERS=all: make fuzz MINUTES=30
+fuzz: setup ## Run random drivers, for example DRIVERS="graphs loaders" or DRIVERS=all: make fuzz MINUTES=30
 	cd tests/python/support && for name in $(DRIVERS); do \
 	  ../../../$(BIN)/python -m drivers $$name --seconds $$((60 * $(MINUTES))) $(ARGS) || exit 1; done
 

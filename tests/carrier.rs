@@ -55,8 +55,8 @@ type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();
-    let beside: Vec<Vec<u8>> = frame.buffers.iter().map(bytes_of).collect();
-    let slices: Vec<&[u8]> = beside.iter().map(|buffer| &buffer[..]).collect();
+    let buffers: Vec<Vec<u8>> = frame.buffers.iter().map(bytes_of).collect();
+    let slices: Vec<&[u8]> = buffers.iter().map(|buffer| &buffer[..]).collect();
     let mut unit = Message::default();
     let mut take = |consumer: &mut Consumer| {
         while consumer.take(&mut unit).unwrap() {
@@ -90,19 +90,19 @@ fn push(producer: &mut Producer, kind: u16, buffers: &[Vec<u8>], payload: &[u8])
 #[test]
 fn units_of_all_sizes_arrive_unchanged_with_large_and_small_arenas() {
     for (seed, far) in [(1, 64 << 20), (2, 1 << 20), (3, 0)] {
-        let mut dice = Random(seed);
+        let mut rng = Random(seed);
         let mut way = way(64 << 20, far);
         let (mut sent, mut taken) = (Vec::new(), Vec::new());
         let stream = Stream::first(1);
         way.producer.begin(stream);
         way.consumer.begin(stream, 1 << 20);
         for number in 0..300_u32 {
-            let payload: Vec<u8> = (0..dice.below(300)).map(|at| (at as u32 + number) as u8).collect();
-            let lens = (0..dice.below(4)).map(|_| match dice.below(5) {
-                0 => 1 + dice.below(200) as usize,
-                1 => OUT_OF_BAND - 1 + dice.below(3) as usize,
-                2 => dice.below(500_000) as usize,
-                _ => dice.below(20_000) as usize,
+            let payload: Vec<u8> = (0..rng.below(300)).map(|at| (at as u32 + number) as u8).collect();
+            let lens = (0..rng.below(4)).map(|_| match rng.below(5) {
+                0 => 1 + rng.below(200) as usize,
+                1 => OUT_OF_BAND - 1 + rng.below(3) as usize,
+                2 => rng.below(500_000) as usize,
+                _ => rng.below(20_000) as usize,
             });
             let buffers: Vec<Vec<u8>> = lens
                 .collect::<Vec<_>>()
@@ -110,11 +110,11 @@ fn units_of_all_sizes_arrive_unchanged_with_large_and_small_arenas() {
                 .map(|len| (0..len).map(|at| (at as u32 * 7 + number) as u8).collect())
                 .collect();
             while !push(&mut way.producer, number as u16 % 4, &buffers, &payload) {
-                carry(&mut way, 1 + dice.below(2_000_000) as usize, &mut taken);
+                carry(&mut way, 1 + rng.below(2_000_000) as usize, &mut taken);
             }
             sent.push((number as u16 % 4, payload, buffers));
-            if dice.below(8) == 0 {
-                carry(&mut way, 1 + dice.below(2_000_000) as usize, &mut taken);
+            if rng.below(8) == 0 {
+                carry(&mut way, 1 + rng.below(2_000_000) as usize, &mut taken);
             }
         }
         let mut account = torchdata_core::protocol::Account::default();
@@ -178,13 +178,13 @@ fn an_inconsistent_frame_is_reported() {
     assert!(push(&mut way.producer, 0, &[vec![1; 100], vec![2; OUT_OF_BAND]], &[3; 50]));
     let mut frame = Frame::default();
     way.here.take(&mut frame, 1).unwrap();
-    let beside = bytes_of(&frame.buffers[0]);
+    let buffer = bytes_of(&frame.buffers[0]);
     for cut in 1..frame.head.len() {
-        assert!(way.there.put(&frame.head[..cut], &[&beside]).is_err(), "cut at {cut}");
+        assert!(way.there.put(&frame.head[..cut], &[&buffer]).is_err(), "cut at {cut}");
     }
     assert!(way.there.put(&frame.head, &[]).is_err());
-    assert!(way.there.put(&frame.head, &[&beside[1..]]).is_err());
-    assert!(way.there.put(&frame.head, &[&beside]).unwrap());
+    assert!(way.there.put(&frame.head, &[&buffer[1..]]).is_err());
+    assert!(way.there.put(&frame.head, &[&buffer]).unwrap());
 }
 
 #[test]

@@ -399,15 +399,15 @@ fn a_consumer_continues_over_the_link_of_a_new_producer_and_keeps_its_leases() {
     drop(exited);
     let (link, bells) = open(SMALL);
     receiver.end = link.consumer_after(&receiver.end).unwrap();
-    let mut heir = Sender::new(&link, &bells);
+    let mut successor = Sender::new(&link, &bells);
     for number in 2..7 {
-        heir.send(&item_of(number, &[4096])).unwrap();
+        successor.send(&item_of(number, &[4096])).unwrap();
     }
-    assert_eq!(heir.end.permit(), Ok(Permit::Wait));
+    assert_eq!(successor.end.permit(), Ok(Permit::Wait));
     for number in 2..7 {
         assert!(receiver.receive().unwrap().unwrap().item() == item_of(number, &[4096]));
     }
-    assert_eq!(heir.end.permit(), Ok(Permit::Now));
+    assert_eq!(successor.end.permit(), Ok(Permit::Now));
     for (number, arrived) in kept.iter().enumerate() {
         assert!(arrived.item() == item_of(number, &[4096]), "its memory went with its producer");
     }

@@ -66,13 +66,13 @@ fn model(check: impl Fn() + Send + Sync + 'static) {
     model.check(check);
 }
 
-fn beside<T: Send + Sync + 'static>(shared: &Arc<T>, act: impl FnOnce(&T) + Send + 'static) -> thread::JoinHandle<()> {
+fn spawn<T: Send + Sync + 'static>(shared: &Arc<T>, act: impl FnOnce(&T) + Send + 'static) -> thread::JoinHandle<()> {
     let theirs = Arc::clone(shared);
     thread::spawn(move || act(&theirs))
 }
 
 fn publisher(shared: &Arc<(Process, AtomicU64)>) -> thread::JoinHandle<()> {
-    beside(shared, |theirs| {
+    spawn(shared, |theirs| {
         theirs.1.store(1, Ordering::Relaxed);
         theirs.0.ring();
     })
@@ -108,7 +108,7 @@ fn a_sleeper_whose_check_takes_the_event_does_not_keep_sleeping() {
 fn a_sleeper_that_sleeps_again_is_woken_again() {
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
-        let ringer = beside(&shared, |theirs| {
+        let ringer = spawn(&shared, |theirs| {
             for value in 1..=2 {
                 theirs.1.store(value, Ordering::Relaxed);
                 theirs.0.ring();
@@ -126,7 +126,7 @@ fn two_ringers_do_not_lose_each_others_ring() {
     model(|| {
         let shared = Arc::new((Process::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
         let ringers = [0, 1].map(|index: usize| {
-            beside(&shared, move |theirs| {
+            spawn(&shared, move |theirs| {
                 theirs.1[index].store(1, Ordering::Relaxed);
                 theirs.0.ring();
             })
@@ -141,7 +141,7 @@ fn two_sleepers_on_one_bell_are_both_woken() {
     model(|| {
         let shared = Arc::new((Process::new(), [AtomicU64::new(0), AtomicU64::new(0)]));
         let sleepers = [0, 1].map(|index: usize| {
-            beside(&shared, move |theirs| theirs.0.wait(|| theirs.1[index].load(Ordering::Relaxed) == 1))
+            spawn(&shared, move |theirs| theirs.0.wait(|| theirs.1[index].load(Ordering::Relaxed) == 1))
         });
         for flag in &shared.1 {
             flag.store(1, Ordering::Relaxed);
@@ -157,7 +157,7 @@ fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
         // The condition of `leaver` is already true, so this thread returns without sleeping.
-        let leaver = beside(&shared, |theirs| theirs.0.wait(|| true));
+        let leaver = spawn(&shared, |theirs| theirs.0.wait(|| true));
         let ringer = publisher(&shared);
         shared.0.wait(|| shared.1.load(Ordering::Relaxed) == 1);
         leaver.join().unwrap();
@@ -169,7 +169,7 @@ fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
 fn a_sleeper_that_waits_for_one_event_is_woken_only_for_it() {
     model(|| {
         let shared = Arc::new((Process::new(), Wanted::default(), AtomicU64::new(0)));
-        let provider = beside(&shared, |theirs| {
+        let provider = spawn(&shared, |theirs| {
             theirs.2.store(1, Ordering::Relaxed);
             if theirs.1.is_raised() {
                 theirs.0.ring();
@@ -192,7 +192,7 @@ fn a_sleeper_that_raises_its_word_before_it_sleeps_is_woken() {
     model(|| {
         let shared = Arc::new((Process::new(), [Wanted::default(), Wanted::default()], AtomicU64::new(0)));
         shared.1[0].raise();
-        let provider = beside(&shared, |theirs| {
+        let provider = spawn(&shared, |theirs| {
             theirs.2.store(1, Ordering::Relaxed);
             if theirs.0.bell.has_sleeper() && theirs.1[1].is_raised() {
                 theirs.0.ring();
@@ -220,7 +220,7 @@ fn the_two_ends_of_a_ring_never_wait_for_each_other() {
             tail: AtomicU64::new(BIRTH),
             head: AtomicU64::new(BIRTH),
         });
-        let producer = beside(&shared, |theirs| {
+        let producer = spawn(&shared, |theirs| {
             let mut cursor = ProducerCursor::new(1);
             for _ in 0..2 {
                 theirs.producer.wait(|| cursor.has_room(&theirs.head, 1).unwrap());

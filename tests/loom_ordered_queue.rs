@@ -93,10 +93,10 @@ impl Shared {
     }
 
     fn hold(&self) {
-        let still = hold(&self.queue);
+        let held = hold(&self.queue);
         assert!(self.queue.wait_idle(EVER));
         assert_eq!(self.making.load(Ordering::Relaxed), 0, "it stands still");
-        drop(still);
+        drop(held);
     }
 
     fn submit(&self, count: usize) {

@@ -172,7 +172,7 @@ fn a_hold_waits_for_the_current_item_until_its_timeout() {
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(2, true));
     let slot = reserved(&queue);
-    let still = hold(&queue);
+    let held = hold(&queue);
     assert!(!queue.wait_idle(Duration::from_millis(5)));
     let waiting = thread::spawn({
         let queue = Arc::clone(&queue);
@@ -187,7 +187,7 @@ fn a_hold_waits_for_the_current_item_until_its_timeout() {
     assert_eq!(queue.reserve(Duration::from_millis(5)), Reserve::TimedOut);
     assert_eq!(queue.pop(NOW), Pop::Item(1), "what is buffered can be read while it is held");
     assert_eq!(queue.pop(Duration::from_millis(5)), Pop::TimedOut);
-    drop(still);
+    drop(held);
     reserved(&queue);
 }
 
@@ -196,7 +196,7 @@ fn a_hold_does_not_wait_for_a_worker_that_has_left_the_source_and_keeps_its_slot
     let _watchdog = watchdog(60);
     let queue = Arc::new(Queue::new(1, true));
     let slot = reserved(&queue);
-    let _still = hold(&queue);
+    let _held = hold(&queue);
     queue.leave_source(slot);
     queue.leave_source(slot); // the second call must have no effect
     assert!(queue.wait_idle(LONG));
@@ -250,7 +250,7 @@ fn a_hold_blocks_submitted_items_and_waits_for_items_that_workers_may_change() {
     let queue = Arc::new(Queue::new(1, true));
     (1..=3).for_each(|item| queue.submit(item));
     let ((changing, _), (plain, _)) = (claimed(&queue, true), claimed(&queue, false));
-    let still = hold(&queue);
+    let held = hold(&queue);
     assert!(!queue.wait_idle(NOW));
     assert!(!queue.wait_claimable(NOW));
     assert_eq!(queue.claim_some((1, 1), 1, |_| false, |&mut item| (item, true)), Some((vec![], vec![])));
@@ -260,7 +260,7 @@ fn a_hold_blocks_submitted_items_and_waits_for_items_that_workers_may_change() {
         let queue = Arc::clone(&queue);
         move || queue.wait_claimable(LONG)
     });
-    drop(still);
+    drop(held);
     assert!(worker.join().unwrap());
     assert_eq!(claimed(&queue, true).1, 3);
     queue.put(plain, Outcome::Item(2));
@@ -360,7 +360,7 @@ fn shown(position: &QueuePosition<u64>) -> (u64, u64, Vec<u64>) {
     (position.mark, position.steps, position.ahead().collect())
 }
 
-fn given(position: &QueuePosition<u64>) -> Vec<u64> {
+fn received(position: &QueuePosition<u64>) -> Vec<u64> {
     let (mark, steps, ahead) = shown(position);
     (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()
 }
@@ -368,14 +368,14 @@ fn given(position: &QueuePosition<u64>) -> Vec<u64> {
 #[test]
 fn a_mark_of_an_item_delivered_earlier_advances_the_position() {
     let mut position = QueuePosition::new(0, 3, [4]);
-    assert_eq!(given(&position), [0, 1, 2, 4]);
+    assert_eq!(received(&position), [0, 1, 2, 4]);
     position.note_late(1, 2);
     assert_eq!(shown(&position), (2, 1, vec![2]));
     position.note_late(0, 1);
     assert_eq!((shown(&position), &position.spent[..]), ((2, 1, vec![2]), &[0, 1][..]));
     position.note_late(4, 5);
     position.note(3, None);
-    assert_eq!((shown(&position), position.given()), ((5, 0, vec![]), 5));
+    assert_eq!((shown(&position), position.received()), ((5, 0, vec![]), 5));
     assert_eq!(position.marks().count(), 1 + position.spent.len());
 }
 
@@ -384,7 +384,7 @@ fn a_late_mark_counts_although_the_gap_was_already_closed() {
     let mut position = QueuePosition::new(0, 0, [1]);
     position.note(0, None);
     position.note_late(1, 2);
-    assert_eq!((shown(&position), given(&position)), ((2, 0, vec![]), vec![0, 1]));
+    assert_eq!((shown(&position), received(&position)), ((2, 0, vec![]), vec![0, 1]));
 }
 
 #[derive(Debug, Clone)]
@@ -457,9 +457,9 @@ proptest! {
                     prop_assert_eq!(queue.pop(NOW), expected);
                 }
                 Step::Hold => {
-                    let still = hold(&queue);
+                    let held = hold(&queue);
                     prop_assert!(queue.wait_idle(NOW));
-                    holds.push(still);
+                    holds.push(held);
                 }
                 Step::Release(which) => drop((!holds.is_empty()).then(|| holds.swap_remove(which % holds.len()))),
                 Step::Look => prop_assert_eq!(buffered(&queue), model.iter().copied().collect::<Vec<_>>()),

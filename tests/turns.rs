@@ -11,13 +11,13 @@ struct Waiter {
     turns: Turns,
     processes: usize,
     now: u64,
-    given: u64,
+    yielded: u64,
     without: u64,
 }
 
 impl Waiter {
     fn new() -> Self {
-        Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
+        Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, yielded: 0, without: 0 }
     }
 
     /// Simulates a thread that yields the processor while it waits. If `helps` is a number, the yield with this number,
@@ -28,8 +28,8 @@ impl Waiter {
         for number in 0..turns {
             let began = self.now;
             self.now += turn;
-            self.given += turn;
-            let continues = self.turns.given(began, self.now, self.processes);
+            self.yielded += turn;
+            let continues = self.turns.yielded(began, self.now, self.processes);
             if helps == Some(number) {
                 return self.turns.helped();
             }
@@ -92,7 +92,7 @@ fn unrelated_threads_get_a_fiftieth_of_the_time() {
         waiter.wait(4 * MILLI, Some(0), 200 * MICRO);
         waiter.now += 100 * MICRO;
     }
-    let share = waiter.given as f64 / (waiter.now - begin) as f64;
+    let share = waiter.yielded as f64 / (waiter.now - begin) as f64;
     assert!(share < 0.03, "{share}");
 }
 
@@ -131,9 +131,9 @@ proptest! {
         let begin = waiter.now;
         let mut strange = 0;
         for (turn, helps, sleep, work) in waits {
-            let before = waiter.given;
+            let before = waiter.yielded;
             waiter.wait(turn * MILLI, helps.then_some(0), sleep * MICRO);
-            strange += if turn > 1 { waiter.given - before } else { 0 };
+            strange += if turn > 1 { waiter.yielded - before } else { 0 };
             waiter.now += work * MICRO;
         }
         prop_assert!(strange <= (waiter.now - begin) / 8 + 25 * MILLI, "{strange}");

@@ -268,9 +268,9 @@ def _base_of(cls: Any) -> tuple[Any, Any]:
             return origin, (*typing.get_args(base), Any)[0]
         if issubclass(origin, (IterDataPipe, MapDataPipe)):
             root, items = _base_of(origin)
-            given = dict(zip(origin.__parameters__, typing.get_args(base), strict=False))
+            arguments = dict(zip(origin.__parameters__, typing.get_args(base), strict=False))
             if isinstance(items, typing.TypeVar):
-                return root, given.get(items, Any)
+                return root, arguments.get(items, Any)
             return root, Any if getattr(items, "__parameters__", ()) else items
     raise TypeError(f"{cls} is no pipe")
 

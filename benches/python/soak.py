@@ -62,7 +62,7 @@ class Events:
     def __init__(self, until: float) -> None:
         self.until = until
         self.began = self.stated = self.killed = self.measured = time.monotonic()
-        self.dice = random.Random(0)
+        self.rng = random.Random(0)
         self.states = self.kills = 0
         #: For each measurement: the seconds since the beginning, the bytes of all processes, and the bytes of the main
         #: process.
@@ -76,7 +76,7 @@ class Events:
             loader.state_dict()
         if now - self.killed >= KILL_S and (workers := workers_of()):
             self.killed, self.kills = now, self.kills + 1
-            os.kill(self.dice.choice(workers), signal.SIGKILL)
+            os.kill(self.rng.choice(workers), signal.SIGKILL)
 
     def measure(self) -> None:
         now = time.monotonic()

@@ -52,11 +52,11 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
             return operator.getitem, ((obj.resolve(),), 0)
         if cls is _FORWARD_REFERENCE:
             return cls, (obj.__forward_arg__,)
-        if isinstance(obj, BaseException) and (way := _reduced_error(obj)) is not NotImplemented:
-            return way
+        if isinstance(obj, BaseException) and (reduced := _reduced_error(obj)) is not NotImplemented:
+            return reduced
         if cls not in _seen:
             by_value = super().reducer_override(cls) is not NotImplemented
-            _seen[cls] = set() if by_value and _way_of(cls) is not object else None
+            _seen[cls] = set() if by_value and _base_of(cls) is not object else None
         faithful = _seen[cls]
         if faithful is not None:
             _check(obj, faithful)
@@ -160,16 +160,16 @@ def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
         name = type(obj).__qualname__
         raise pickle.PicklingError(
             f"an object of class {name} would arrive without its values {', '.join(lost)}: the class was made at run "
-            f"time, and {_way_of(type(obj)).__qualname__}, which defines how the object is pickled, leaves them out. "
+            f"time, and {_base_of(type(obj)).__qualname__}, which defines how the object is pickled, leaves them out. "
             f"Put the values into a dict or a tuple, or define `__reduce__` in {name}"
         )
     faithful.add(names)
 
 
-def _way_of(cls: type) -> type:
+def _base_of(cls: type) -> type:
     """Returns the base class of `cls` that defines how to pickle its objects; `object` by default."""
-    ways = ("__reduce_ex__", "__reduce__", "__getstate__")
-    return next(base for base in cls.__mro__ if not vars(base).keys().isdisjoint(ways))
+    methods = ("__reduce_ex__", "__reduce__", "__getstate__")
+    return next(base for base in cls.__mro__ if not vars(base).keys().isdisjoint(methods))
 
 
 def _values_at_risk(obj: Any) -> list[str]:
@@ -179,9 +179,9 @@ def _values_at_risk(obj: Any) -> list[str]:
     also omit attributes in `__dict__`. A method that is written in Python is assumed to omit attributes intentionally.
     """
     cls = type(obj)
-    way = _way_of(cls)
-    names = [] if way.__flags__ & _MADE_IN_PYTHON else list(getattr(obj, "__dict__", ()))
-    for derived in cls.__mro__[: cls.__mro__.index(way)]:
+    owner = _base_of(cls)
+    names = [] if owner.__flags__ & _MADE_IN_PYTHON else list(getattr(obj, "__dict__", ()))
+    for derived in cls.__mro__[: cls.__mro__.index(owner)]:
         slots = (name for name, member in vars(derived).items() if type(member) is MemberDescriptorType)
         names += [name for name in slots if hasattr(obj, name)]
     return names

@@ -24,7 +24,7 @@ Calls = Mapping[str, Callable[[Any], object]]
 
 class _WaitingFinder:
     def __init__(self) -> None:
-        #: For each caller, by its name `who`: the functions to call after an import, by the name of the imported
+        #: For each caller, by its name `owner`: the functions to call after an import, by the name of the imported
         #: module.
         self.calls: dict[str, dict[str, Callable[[Any], object]]] = {}
 
@@ -92,11 +92,11 @@ class _WaitingLoader:
 _finder = _WaitingFinder()
 
 
-def call_when_imported(who: str, calls: Calls) -> None:
+def call_when_imported(owner: str, calls: Calls) -> None:
     """Registers functions. Each function is called once with its module, right after the import of this module. The
-    modules must not be loaded yet. All functions that were registered earlier under the name `who` are replaced by
+    modules must not be loaded yet. All functions that were registered earlier under the name `owner` are replaced by
     `calls`."""
-    _finder.calls[who] = dict(calls)
+    _finder.calls[owner] = dict(calls)
     _finder.install_or_leave()
 
 

@@ -62,13 +62,13 @@ class Delivery:
     valid: int | None
     begun: bool
     slow: bool
-    given: int
+    received: int
     cut: bool
     busy: Final[bool]
     def step(self) -> Any: ...
     turn: Final[Turn]
     def watch(self, key: int, seconds: float) -> None: ...
-    def watch_no_more(self) -> None: ...
+    def stop_watching(self) -> None: ...
 
 class DeliveryIterator:
     """The base class of loaders' iterators."""
@@ -220,10 +220,10 @@ def order_of(kind: str, number: int) -> int | None:
     a command that does not end the epoch."""
 
 @final
-class Obedience:
+class CommandState:
     """Decides how a command affects the running epoch of a child."""
     def __new__(cls, dispatches: bool) -> Self: ...
-    def obey(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
+    def accept(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
         """Returns what to do for a command, and whether to acknowledge the command before and after doing it."""
     def leave(self) -> None: ...
 

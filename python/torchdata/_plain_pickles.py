@@ -215,9 +215,9 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
     try:
         return dumps(values)
     except Exception as error:
-        culprit = next((name for name, value in values.items() if not _pickles(value)), None)
+        unpicklable = next((name for name, value in values.items() if not _pickles(value)), None)
         raise TypeError(
-            f"the state of {owner} cannot be saved, because what it holds under {culprit!r} cannot be pickled "
+            f"the state of {owner} cannot be saved, because what it holds under {unpicklable!r} cannot be pickled "
             f"({type(error).__name__}: {error}); use items that can be pickled"
         ) from error
 

@@ -109,7 +109,7 @@ def copied(state: Any) -> Any:
     return state  # a state that cannot be copied must not be changed by the user
 
 
-def give(one: Stateful, state: Any) -> None:
+def load_into(one: Stateful, state: Any) -> None:
     """Loads a copy of a state, because the object may keep and modify the state."""
     one.load_state_dict(copied(state))
 
@@ -258,12 +258,12 @@ class StatefulStream:
             self._prepare()
         has_own = is_stateful(self._iterable)
         if has_own:
-            give(self._iterable, own)
+            load_into(self._iterable, own)
         self.iterator = iter(self._iterable)
         if inner is not None and self._has_inner:
-            give(self.iterator, inner)
+            load_into(self.iterator, inner)
         elif has_own and self.iterator is self._iterable and not is_same(state_of(self._iterable), own):
-            give(self._iterable, own)  # calling `iter` has moved the iterable to the beginning
+            load_into(self._iterable, own)  # calling `iter` has moved the iterable to the beginning
 
     @contextlib.contextmanager
     def _apart(self) -> Iterator[None]:
@@ -282,7 +282,7 @@ class StatefulStream:
             if not is_end:
                 self._leave()
             elif self._step() is not _END:  # the iterable had already prepared the next epoch
-                give(self._iterable, self._base[0])
+                load_into(self._iterable, self._base[0])
                 self._after_load = _UNKNOWN
         self._turns = False
         if not self.ended:
@@ -363,7 +363,7 @@ class StatefulStream:
             if takes_it_again:
                 rewind()
                 if is_stateful(self._iterable):
-                    give(self._iterable, self._pristine[0])
+                    load_into(self._iterable, self._pristine[0])
                 self.iterator = self._iterate()
                 return next(self.iterator)
         if item is _END:

@@ -26,9 +26,9 @@ AFTER_FORK = (
 AT_HANGS = "`timeout=` makes that an error, and `on_timeout='restart'` replaces the process"
 
 #: The number of seconds that interpreter exit waits for all threads together.
-PATIENCE = 2.0
+TIMEOUT = 2.0
 
-_LOOK = 0.1
+_POLL_INTERVAL = 0.1
 
 
 class Latch:
@@ -63,7 +63,7 @@ class Latch:
     def wait(self, seconds: float | None = None) -> bool:
         until = None if seconds is None else time.monotonic() + seconds
         while not self._is_set:
-            left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
+            left = _POLL_INTERVAL if until is None else min(_POLL_INTERVAL, until - time.monotonic())
             if left <= 0:
                 return False
             if self._gate.acquire(timeout=left):
@@ -125,4 +125,4 @@ def end_all(works: Sequence[Work], seconds: float) -> None:
 
 
 os.register_at_fork(after_in_child=_running.clear)
-atexit.register(lambda: end_all(_present(), PATIENCE))
+atexit.register(lambda: end_all(_present(), TIMEOUT))

@@ -83,7 +83,7 @@ fn wait(bell: &BellRef, mut ready: impl FnMut() -> bool) {
     for _ in 0..turns {
         std::thread::yield_now();
         let began = std::mem::replace(&mut now, nanoseconds());
-        let continues = TURNS.given(began, now, bell.processes());
+        let continues = TURNS.yielded(began, now, bell.processes());
         if ready() {
             return TURNS.helped();
         }

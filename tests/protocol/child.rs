@@ -1,7 +1,7 @@
 //! Models the steps of child processes: running graphs, sending items, reading items from the dispatching process, and
 //! executing commands.
 
-use torchdata_core::protocol::{Choice, Command, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
+use torchdata_core::protocol::{Choice, Command, CommandState, Grant, Reader, Sending, Step, Stream, Wish};
 
 use super::memory::{Kind, Link, Pump, Unit, permit};
 use super::saving::digest;
@@ -25,7 +25,7 @@ impl Setting {
         // A child reads no commands while its graph runs.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             let mut after = world.clone();
-            after.obey(self, index);
+            after.execute(self, index);
             return push("obeys", after);
         }
         if let Some(after) = self.saved(world, index) {
@@ -53,10 +53,10 @@ impl Setting {
 
     /// Returns whether a worker must finish recomputing items before it may execute a requested function call.
     fn holds_call(&self, index: usize, child: &Child) -> bool {
-        let recomputes = child.obedience.runs() && child.pump.sending[0].outstanding() > 0;
+        let recomputes = child.command_state.runs() && child.pump.sending[0].outstanding() > 0;
         let epoch = child.pump.stream().epoch();
         let holds = recomputes && !self.is_dispatcher(index);
-        holds && !Obedience::is_superseded(epoch, child.order)
+        holds && !CommandState::is_superseded(epoch, child.order)
     }
 
     pub fn is_dispatcher(&self, index: usize) -> bool {
@@ -72,7 +72,8 @@ fn next_choice(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (
     let mut sending = pump.sending.clone();
     let mut permit = |reader: usize| permit(setting.heavy, &mut sending[reader], &links[first + reader]);
     // All shards of a worker send their items over the same link.
-    let next = if pump.sending.len() == 1 { pump.dealing.next_of_shards(permit(0)) } else { pump.dealing.next(permit) };
+    let next =
+        if pump.sending.len() == 1 { pump.dispatch.next_of_shards(permit(0)) } else { pump.dispatch.next(permit) };
     (next, sending)
 }
 
@@ -80,7 +81,7 @@ impl World {
     pub fn outgoing(&self, setting: &Setting, index: usize) -> (&Links, usize) {
         match (setting.is_dispatcher(index), setting.carried) {
             (true, false) => (&self.dispatched, 0),
-            (true, true) => (&self.elsewhere.dealing, 0),
+            (true, true) => (&self.elsewhere.dispatch, 0),
             (false, false) => (&self.out, index),
             (false, true) => (&self.elsewhere.far, index),
         }
@@ -90,7 +91,7 @@ impl World {
         let Self { children, out, dispatched, elsewhere, .. } = self;
         let (links, first) = match (setting.is_dispatcher(index), setting.carried) {
             (true, false) => (dispatched, 0),
-            (true, true) => (&mut elsewhere.dealing, 0),
+            (true, true) => (&mut elsewhere.dispatch, 0),
             (false, false) => (out, index),
             (false, true) => (&mut elsewhere.far, index),
         };
@@ -102,7 +103,7 @@ impl World {
         let (links, first) = self.outgoing(setting, index);
         match (child.doing, &child.pump) {
             (Doing::Idle | Doing::Exited, _) => true,
-            (Doing::Between, Pump { dealing, sending, .. }) => !dealing
+            (Doing::Between, Pump { dispatch, sending, .. }) => !dispatch
                 .is_repeat_requested(|reader| sending[reader].reader(links[reader].grant).unwrap_or(Reader::Earlier)),
             (Doing::Pumping, Pump { departing: Some((target, _)), sending, .. }) => {
                 let link = &links[first + target];
@@ -130,7 +131,7 @@ impl World {
         }
         let has_enough = setting.header_of(index).is_some_and(|most| child.read >= most);
         let nothing_waits = child.share.glance(link) == Some(false);
-        let is_starving = own.starving == epoch && !Obedience::is_superseded(epoch, child.order);
+        let is_starving = own.starving == epoch && !CommandState::is_superseded(epoch, child.order);
         !child.looked && !has_enough && nothing_waits && is_starving
     }
 
@@ -142,20 +143,20 @@ impl World {
             && (!reads_share || child.made.1 > 0 || child.exhausted)
     }
 
-    pub fn obey(&mut self, setting: &Setting, index: usize) {
+    pub fn execute(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         let ordered = child.control.front().expect("a command waits").clone();
-        let step = child.obedience.obey(ordered.command);
+        let step = child.command_state.accept(ordered.command);
         if step == Step::Leave {
             self.finish(setting, index);
             self.children[index].rest();
-            return self.obey(setting, index);
+            return self.execute(setting, index);
         }
         child.control.pop_front();
         match (step, ordered.command) {
             (Step::Run { .. }, Command::Epoch(epoch) | Command::Repeat(epoch)) => {
                 child.pump.begin(Stream::first(epoch));
-                child.pump.dealing.turn.start();
+                child.pump.dispatch.turn.start();
                 child.doing = Doing::Pumping;
                 (child.read, child.pass, child.made, child.exhausted, child.failed) = (0, 0, (0, 0), false, false);
                 child.begin(&ordered);
@@ -173,7 +174,7 @@ impl World {
         let child = &mut self.children[index];
         child.applied += 1;
         // A child skips the remaining items of an abandoned epoch.
-        let continues = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
+        let continues = !CommandState::is_superseded(child.pump.stream().epoch(), child.order);
         if setting.restarts && continues && child.position() < self.kept.had[index] {
             self.broken = Some("a function is met before items that main has from before it");
         }
@@ -221,7 +222,7 @@ impl World {
                 self.broken = Some("the graph ends before all has come again that the reader has");
                 return "has ended";
             }
-            let Some(target) = pump.dealing.turn.next() else {
+            let Some(target) = pump.dispatch.turn.next() else {
                 if setting.is_dispatcher(index) {
                     child.doing = Doing::Between;
                 } else {
@@ -232,7 +233,7 @@ impl World {
             };
             let kind = if child.failed { Kind::Error } else { Kind::End };
             pump.departing = Some((target, Unit { stream: pump.stream(), kind }));
-            pump.dealing.turn.end(target);
+            pump.dispatch.turn.end(target);
             return "is about to end";
         }
         let (next, sending) = next_choice(setting, pump, links, first);
@@ -258,7 +259,7 @@ impl World {
         let pump = &mut child.pump;
         let next = pump.stream().next_pass();
         pump.begin(next);
-        pump.dealing.turn.start();
+        pump.dispatch.turn.start();
         child.doing = Doing::Pumping;
         (child.read, child.failed) = (0, false);
         "begins once more"
@@ -345,7 +346,7 @@ impl World {
             if link.units.len() < waiting {
                 return "drops what is over";
             }
-            if Obedience::is_superseded(epoch, child.order) {
+            if CommandState::is_superseded(epoch, child.order) {
                 self.starve(setting, index, 0);
                 self.finish(setting, index);
                 self.children[index].rest();
@@ -396,7 +397,7 @@ impl World {
         let pump = &mut child.pump;
         if !std::mem::take(&mut child.skips) {
             pump.departing = Some((target, Unit { stream: pump.stream(), kind: Kind::Item(item.0, item.1) }));
-            pump.dealing.turn.advance();
+            pump.dispatch.turn.advance();
             return;
         }
         if pump.sending[target].outstanding() > 0 {
@@ -408,7 +409,7 @@ impl World {
         } else {
             pump.count(setting, target, 0);
         }
-        self.children[index].pump.dealing.turn.advance();
+        self.children[index].pump.dispatch.turn.advance();
         self.between_items(setting, index);
     }
 }

@@ -35,10 +35,10 @@ impl Setting {
             return;
         }
         let mut push = |name, after: World| take(Act::Carrier(index, name), Ok(after));
-        let (near, there) = (&world.elsewhere.dealing[index], &world.dispatched[index]);
+        let (near, there) = (&world.elsewhere.dispatch[index], &world.dispatched[index]);
         if lane.down.len() < UNDER_WAY && lane.arrived.is_empty() && !near.units.is_empty() {
             let mut after = world.clone();
-            let units = std::mem::take(&mut after.elsewhere.dealing[index].units);
+            let units = std::mem::take(&mut after.elsewhere.dispatch[index].units);
             after.elsewhere.lanes[index].down.push_back(units);
             push("sends what is dispatched", after);
         }
@@ -69,7 +69,7 @@ impl Setting {
         if !lane.up.is_empty() {
             let mut after = world.clone();
             let grant = after.elsewhere.lanes[index].up.pop_front().expect("there is one");
-            let near = &mut after.elsewhere.dealing[index];
+            let near = &mut after.elsewhere.dispatch[index];
             (near.grant, near.count) = grant;
             push("shows the dispatching process a grant", after);
         }

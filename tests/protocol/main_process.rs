@@ -82,9 +82,9 @@ impl Setting {
                 }
             }
             Main::Calling(0, paused) => {
-                let obeyed =
+                let is_acknowledged =
                     |world: &World| (0..self.children()).all(|index| world.acknowledged(index) || world.rests(index));
-                if obeyed(world) {
+                if is_acknowledged(world) {
                     let mut children = world.children.iter().enumerate();
                     if !children.all(|(index, child)| child.applied == 1 || world.rests(index)) {
                         return push(
@@ -195,7 +195,7 @@ impl World {
         self.collecting.turn.start();
         self.delivered = 0;
         self.seen = 0;
-        self.given = 0;
+        self.received = 0;
         self.waits = false;
         for peer in 0..setting.workers {
             self.held[peer].clear();
@@ -286,8 +286,8 @@ impl World {
                     Kind::Item(epoch, item) => {
                         self.collecting.turn.advance();
                         if setting.saves() {
-                            let given = self.given;
-                            let lag = |total| setting.lag(total, given);
+                            let received = self.received;
+                            let lag = |total| setting.lag(total, received);
                             self.both_books().for_each(|books| books.deliver(peer, digest((epoch, item)), lag));
                         }
                         if is_new {
@@ -361,7 +361,7 @@ impl World {
         }
         self.delivered += 1;
         if setting.saves() {
-            self.given += 1;
+            self.received += 1;
         }
         // The number `seen` contains four bits per item, which count how often the item was delivered.
         self.seen += 1 << (4 * u32::from(item));

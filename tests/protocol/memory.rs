@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 
 use torchdata_core::protocol::{
-    Account, Dealing, Dispatched, Grant, Judgement, Permit, Receiving, Sending, Snapshot, Stream,
+    Account, Dispatch, Dispatched, Grant, Judgement, Permit, Receiving, Sending, Snapshot, Stream,
 };
 
 use super::saving::Graph;
@@ -103,7 +103,7 @@ impl ReadEnd {
 
 #[derive(Debug, Clone, Hash)]
 pub struct Pump {
-    pub dealing: Part<Dealing>,
+    pub dispatch: Part<Dispatch>,
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
@@ -116,7 +116,7 @@ pub struct Pump {
 impl Pump {
     pub fn new(links: usize) -> Self {
         Self {
-            dealing: Dealing::new(links).into(),
+            dispatch: Dispatch::new(links).into(),
             sending: vec![Sending::default(); links],
             departing: None,
             ending: false,

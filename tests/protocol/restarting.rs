@@ -66,7 +66,7 @@ impl World {
         let position = SavedPosition::at(setting, &self.kept.books, received);
         let starts = position.resumptions(setting);
         if setting.dispatches {
-            self.dispatched.iter_mut().chain(self.elsewhere.dealing.iter_mut()).for_each(|link| *link = Link::new());
+            self.dispatched.iter_mut().chain(self.elsewhere.dispatch.iter_mut()).for_each(|link| *link = Link::new());
         }
         for index in replaced {
             let is_worker = !setting.is_dispatcher(index);

@@ -36,7 +36,7 @@ impl SavedPosition {
         let share = |snapshot: Option<&Snapshot<Graph>>| snapshot.map(|one| one.share).unwrap_or_default();
         let shares: Vec<Share> = positions.iter().map(|position| share(position.snapshot)).collect();
         let dispatched = if setting.dispatches { books.dispatched_before(&shares).cloned() } else { None };
-        let workers = positions.iter().map(|position| (position.given, position.snapshot.cloned())).collect();
+        let workers = positions.iter().map(|position| (position.received, position.snapshot.cloned())).collect();
         Self { workers, turn: 0, dispatched }
     }
 
@@ -44,12 +44,12 @@ impl SavedPosition {
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
-        for (given, snapshot) in &self.workers {
+        for (received, snapshot) in &self.workers {
             let sent = snapshot.as_ref().map(|one| one.sent).unwrap_or_default();
             let share = snapshot.as_ref().map_or(Share { pass: 1, account: Account::default() }, |one| one.share);
             children.push(Part::from(Resumption {
                 graph: snapshot.as_ref().map(|one| one.content),
-                starts: vec![(sent, given.items - sent.items, Some(given.checksum))],
+                starts: vec![(sent, received.items - sent.items, Some(received.checksum))],
                 turn: 0,
                 share: if share.pass > 1 { Account::default() } else { share.account },
             }));
@@ -75,15 +75,15 @@ impl SavedPosition {
 
 impl Setting {
     /// Returns how many of `total` items the user has not received yet, or None if this is unknown.
-    pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
+    pub fn lag(&self, total: u64, received: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
-            true => self.follows.then(|| total.saturating_sub(given.into())),
+            true => self.follows.then(|| total.saturating_sub(received.into())),
         }
     }
 
     fn before(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<SavedPosition> {
-        let held = books.total().saturating_sub(world.given.into());
+        let held = books.total().saturating_sub(world.received.into());
         SavedPosition::of(self, books, ago + held)
     }
 
@@ -92,13 +92,13 @@ impl Setting {
         if !self.saves() || !(inside || world.main == Main::Between && world.epoch > 0) {
             return Ok(());
         }
-        let what = (&world.kept.books, &world.kept.all, world.given, world.delivered, world.epoch);
+        let what = (&world.kept.books, &world.kept.all, world.received, world.delivered, world.epoch);
         if !self.checked.borrow_mut().insert(Fingerprint::of(&what)) {
             return Ok(());
         }
         let sure = if self.reads_ahead && !self.follows { 0 } else { self.look_back };
-        let held = world.kept.books.total().saturating_sub(world.given.into());
-        for ago in 0..=u64::from(world.given) {
+        let held = world.kept.books.total().saturating_sub(world.received.into());
+        for ago in 0..=u64::from(world.received) {
             let (found, all) = (self.before(world, &world.kept.books, ago), self.before(world, &world.kept.all, ago));
             let Some(position) = found else {
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
@@ -116,18 +116,18 @@ impl Setting {
 
     fn check_position(&self, world: &World, position: &SavedPosition, ago: u64) -> Result<(), String> {
         let wrong = |what: &str| Err(format!("{what}: {position:?} for {ago} items ago"));
-        let given: u64 = position.workers.iter().map(|(given, _)| given.items).sum();
-        if given + ago != u64::from(world.delivered) {
+        let received: u64 = position.workers.iter().map(|(received, _)| received.items).sum();
+        if received + ago != u64::from(world.delivered) {
             return wrong("a place is not where the user is");
         }
         let mut least = Vec::new();
-        for (worker, (given, snapshot)) in position.workers.iter().enumerate() {
+        for (worker, (received, snapshot)) in position.workers.iter().enumerate() {
             let made = self.made_by(worker);
             let share = self.share_of(worker);
-            if *given != account_of(world.epoch, first(&made, given.items)) {
+            if *received != account_of(world.epoch, first(&made, received.items)) {
                 return wrong("a place counts other items than were given");
             }
-            if self.in_order && given.items != self.given_of(worker, world.delivered - ago as u8) {
+            if self.in_order && received.items != self.received_of(worker, world.delivered - ago as u8) {
                 return wrong("a place is not in order");
             }
             least.push(snapshot.as_ref().map(|one| one.share));
@@ -135,14 +135,14 @@ impl Setting {
             if content.epoch != world.epoch {
                 return wrong("a position names a snapshot of another epoch");
             }
-            if sent.items > given.items {
+            if sent.items > received.items {
                 return wrong("a position names a snapshot beyond what was given");
             }
             if self.makes_from(worker, content) != *made.get(sent.items as usize..).unwrap_or_default() {
                 return wrong("a snapshot does not go on with what follows it");
             }
-            let behind = u64::from(content.read);
-            if self.dispatches && read.pass == 1 && read.account != account_of(world.epoch, first(&share, behind)) {
+            let passed = u64::from(content.read);
+            if self.dispatches && read.pass == 1 && read.account != account_of(world.epoch, first(&share, passed)) {
                 return wrong("a snapshot was read from another place of its share");
             }
         }
@@ -173,18 +173,18 @@ impl Setting {
         Ok(())
     }
 
-    fn given_of(&self, worker: usize, delivered: u8) -> u64 {
+    fn received_of(&self, worker: usize, delivered: u8) -> u64 {
         let mut left: Vec<usize> = (0..self.workers).map(|worker| self.made_by(worker).len()).collect();
-        let (mut given, mut turn) = (0, 0);
+        let (mut received, mut turn) = (0, 0);
         for _ in 0..delivered {
             while left[turn % self.workers] == 0 {
                 turn += 1;
             }
             left[turn % self.workers] -= 1;
-            given += u64::from(turn % self.workers == worker);
+            received += u64::from(turn % self.workers == worker);
             turn += 1;
         }
-        given
+        received
     }
 
     fn makes_from(&self, worker: usize, graph: &Graph) -> Vec<u8> {
@@ -198,7 +198,7 @@ impl Setting {
 
     /// Adds the steps where the user leaves the epoch, and where the epoch resumes from a saved state.
     pub fn resume_steps(&self, world: &World, take: &mut Take<'_>) {
-        for ago in 0..=world.given.min(1) {
+        for ago in 0..=world.received.min(1) {
             let Some(position) = self.before(world, &world.kept.books, ago.into()) else { continue };
             let resumed = Part::from(Resumed { children: position.resumptions(self), position });
             let mut after = world.clone();
@@ -236,17 +236,17 @@ impl World {
         self.kept.had.fill(0);
         self.begin_collecting(setting);
         let starts: Vec<Account> =
-            resumed.iter().flat_map(|resumed| resumed.position.workers.iter().map(|(given, _)| *given)).collect();
+            resumed.iter().flat_map(|resumed| resumed.position.workers.iter().map(|(received, _)| *received)).collect();
         self.both_books().for_each(|books| drop(books.begin(&starts)));
         if let Some(resumed) = &resumed {
             let turn = resumed.position.turn;
             self.collecting.turn.start_at(turn);
             self.both_books().for_each(|books| books.begin_at(turn));
-            for (worker, given) in starts.iter().enumerate() {
+            for (worker, received) in starts.iter().enumerate() {
                 let made = setting.made_by(worker);
-                first(&made, given.items).iter().for_each(|&item| self.seen += 1 << (4 * u32::from(item)));
+                first(&made, received.items).iter().for_each(|&item| self.seen += 1 << (4 * u32::from(item)));
             }
-            self.delivered = starts.iter().map(|given| given.items as u8).sum();
+            self.delivered = starts.iter().map(|received| received.items as u8).sum();
             self.keep_resumed(resumed);
         }
         self.kept.replacing.begin();
@@ -270,7 +270,7 @@ impl World {
     }
 
     pub fn keep(&mut self, setting: &Setting, peer: usize, kind: &Kind) {
-        let lag = setting.lag(self.kept.books.total(), self.given);
+        let lag = setting.lag(self.kept.books.total(), self.received);
         for books in self.both_books() {
             match kind {
                 Kind::Saved(snapshot) => drop(books.keep(peer, (**snapshot).clone(), lag)),
@@ -282,7 +282,7 @@ impl World {
 
     fn replace_everything(&mut self, setting: &Setting) {
         self.children = setting.fresh_children();
-        let links = self.out.iter_mut().chain(self.dispatched.iter_mut()).chain(self.elsewhere.dealing.iter_mut());
+        let links = self.out.iter_mut().chain(self.dispatched.iter_mut()).chain(self.elsewhere.dispatch.iter_mut());
         links.for_each(|link| *link = Link::new());
         (0..setting.workers).for_each(|worker| self.renew_carrier(setting, worker));
     }

@@ -1,7 +1,7 @@
 //! Tests rules of the protocol's state machines in cases that do not occur in the small loaders of the model checker.
 
 use torchdata_core::protocol::{
-    Account, Books, Command, Grant, Obedience, Reader, Replacing, Share, Snapshot, Step, Stream, Wish,
+    Account, Books, Command, CommandState, Grant, Reader, Replacing, Share, Snapshot, Step, Stream, Wish,
 };
 
 #[test]
@@ -61,22 +61,22 @@ fn credit_counts_on_where_the_counters_wrap() {
 }
 
 #[test]
-fn an_epoch_or_a_stop_ends_the_running_epoch_and_is_obeyed_after_it() {
-    let mut child = Obedience::new(false);
-    assert_eq!(child.obey(Command::Epoch(1)), Step::Run { first: true, last: false });
+fn an_epoch_or_a_stop_ends_the_running_epoch_and_is_executed_after_it() {
+    let mut child = CommandState::new(false);
+    assert_eq!(child.accept(Command::Epoch(1)), Step::Run { first: true, last: false });
     for command in [Command::Epoch(2), Command::Repeat(1), Command::Stop] {
-        assert_eq!(child.obey(command), Step::Leave);
+        assert_eq!(child.accept(command), Step::Leave);
         assert!(child.runs(), "until it is left");
     }
     child.leave();
-    assert_eq!(child.obey(Command::Stop), Step::End);
+    assert_eq!(child.accept(Command::Stop), Step::End);
 }
 
 #[test]
 fn a_repeated_epoch_is_acknowledged_when_it_is_done_and_by_a_dispatching_process_before_that_too() {
-    let step = |dispatches| Obedience::new(dispatches).obey(Command::Repeat(1));
+    let step = |dispatches| CommandState::new(dispatches).accept(Command::Repeat(1));
     assert_eq!([false, true].map(step), [false, true].map(|first| Step::Run { first, last: true }));
-    assert_eq!(Obedience::new(true).obey(Command::Epoch(1)), Step::Run { first: true, last: false });
+    assert_eq!(CommandState::new(true).accept(Command::Epoch(1)), Step::Run { first: true, last: false });
 }
 
 #[test]
@@ -84,9 +84,9 @@ fn epochs_and_the_end_are_ordered_ahead_and_only_later_ones_end_a_wait() {
     assert_eq!(Command::Call.order(), None);
     for epoch in [1, 2, u32::MAX] {
         let order = [Command::Epoch(epoch), Command::Repeat(epoch)].map(|command| command.order().unwrap());
-        assert_eq!(order.map(|order| Obedience::is_superseded(epoch, order)), [false, false]);
-        assert!(order.iter().all(|&order| Obedience::is_superseded(epoch - 1, order)));
-        assert!(Obedience::is_superseded(epoch, Command::Stop.order().unwrap()));
+        assert_eq!(order.map(|order| CommandState::is_superseded(epoch, order)), [false, false]);
+        assert!(order.iter().all(|&order| CommandState::is_superseded(epoch - 1, order)));
+        assert!(CommandState::is_superseded(epoch, Command::Stop.order().unwrap()));
     }
 }
 
@@ -140,5 +140,5 @@ fn snapshots_are_dropped_once_the_user_has_received_the_items_before_the_next_sn
     assert!(1000 - dropped <= LOOK_BACK + 7);
     assert!(books.accounts(2 * (LOOK_BACK as u64 + 5) + 2).is_none(), "the log is short");
     let (positions, _) = books.positions(5).expect("the log contains the last deliveries");
-    assert_eq!((positions[0].given.items, positions[0].snapshot.map(|one| one.content)), (995, Some(995)));
+    assert_eq!((positions[0].received.items, positions[0].snapshot.map(|one| one.content)), (995, Some(995)));
 }

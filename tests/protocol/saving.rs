@@ -70,7 +70,7 @@ impl Child {
             (self.made, self.exhausted) = (graph.made, graph.exhausted);
         }
         self.share_start = start.share;
-        self.pump.dealing.turn.start_at(start.turn);
+        self.pump.dispatch.turn.start_at(start.turn);
         for (link, &(account, again, expected)) in start.starts.iter().enumerate() {
             self.pump.accounts[link] = account;
             self.pump.sending[link].repeat(again);

@@ -7,7 +7,7 @@ mod explored;
 use std::collections::VecDeque;
 
 use torchdata_core::protocol::{
-    Account, Books, Choice, Collecting, Dealing, Grant, Judgement, Next, Reader, Receiving, Replacing, Sending, Share,
+    Account, Books, Choice, Collecting, Dispatch, Grant, Judgement, Next, Reader, Receiving, Replacing, Sending, Share,
     Snapshot, Stream,
 };
 
@@ -75,7 +75,7 @@ struct Worker {
     has_exited: bool,
     order: Option<Start>,
     runs: bool,
-    dealing: Dealing,
+    dispatch: Dispatch,
     sending: Sending,
     strands: Vec<Strand>,
     departing: Option<Unit>,
@@ -102,7 +102,7 @@ struct World {
     books: Books<u8>,
     replacing: Replacing,
     held: Vec<VecDeque<Unit>>,
-    given: Vec<u8>,
+    received: Vec<u8>,
     exits: u8,
     snapshots: u8,
     resumes: u8,
@@ -130,7 +130,7 @@ impl Shards {
             has_exited: false,
             order: None,
             runs: false,
-            dealing: Dealing::new(self.shards),
+            dispatch: Dispatch::new(self.shards),
             sending: Sending::default(),
             strands: vec![Strand::default(); self.shards],
             departing: None,
@@ -138,9 +138,9 @@ impl Shards {
         }
     }
 
-    fn expected(&self, given: usize) -> Option<usize> {
+    fn expected(&self, received: usize) -> Option<usize> {
         let rounds = (0..).take_while(|&round| self.items.iter().any(|&items| items > round));
-        rounds.flat_map(|round| (0..self.peers()).filter(move |&peer| self.items[peer] > round)).nth(given)
+        rounds.flat_map(|round| (0..self.peers()).filter(move |&peer| self.items[peer] > round)).nth(received)
     }
 
     fn start(&self, world: &World, accounts: &[Account], worker: usize, turn: usize) -> Start {
@@ -149,9 +149,9 @@ impl Shards {
         let strands = peers.clone().map(|peer| {
             let snapshot = positions[peer].snapshot;
             let sent = snapshot.map(|one| one.sent).unwrap_or_default();
-            let outstanding = positions[peer].given.items - sent.items;
+            let outstanding = positions[peer].received.items - sent.items;
             let made = snapshot.map_or(0, |one| one.content);
-            Strand { account: sent, outstanding, expected: positions[peer].given.checksum, made }
+            Strand { account: sent, outstanding, expected: positions[peer].received.checksum, made }
         });
         let turn = peers.clone().position(|peer| peer >= turn).unwrap_or(0);
         Start { stream: Stream::first(world.number), turn, strands: strands.collect() }
@@ -174,7 +174,7 @@ impl Shards {
             snapshot.into_iter().for_each(|snapshot| drop(world.books.keep(peer, snapshot, None)));
         }
         world.held.iter_mut().for_each(VecDeque::clear);
-        world.given = accounts.iter().map(|account| account.items as u8).collect();
+        world.received = accounts.iter().map(|account| account.items as u8).collect();
         for link in &mut world.links {
             link.grant = link.receiving.begin(Stream::first(world.number), self.window).word();
         }
@@ -245,20 +245,20 @@ impl Shards {
     fn check_state(&self, world: &World) -> Result<(), String> {
         let (positions, turn) = world.books.positions(0).ok_or("there is no state")?;
         for (peer, position) in positions.iter().enumerate() {
-            if position.given != account_of(peer, world.given[peer]) {
+            if position.received != account_of(peer, world.received[peer]) {
                 return Err("a state is not where the user is".to_owned());
             }
             if let Some(one) = position.snapshot
-                && (one.sent.items > position.given.items || one.sent != account_of(peer, one.content))
+                && (one.sent.items > position.received.items || one.sent != account_of(peer, one.content))
             {
                 return Err("a state has the snapshot of another position or shard".to_owned());
             }
         }
-        let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
+        let expected = self.expected(world.received.iter().map(|&received| usize::from(received)).sum());
         // If the shard at `turn` has ended, a later shard provides the next item.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
-            peers.into_iter().all(|peer| world.given[peer] == self.items[peer])
+            peers.into_iter().all(|peer| world.received[peer] == self.items[peer])
         };
         match expected {
             Some(next) if self.in_order && !passes(turn, next) => Err("a state has another turn".to_owned()),
@@ -288,8 +288,8 @@ impl Shards {
                 return (units(&after) < units(world)).then_some(Ok(after)); // dropping messages counts as progress
             }
             Next::Over => {
-                if after.given != self.items {
-                    return Some(Err(format!("the epoch ends as if it were whole after {:?}", after.given)));
+                if after.received != self.items {
+                    return Some(Err(format!("the epoch ends as if it were whole after {:?}", after.received)));
                 }
                 if after.epoch == self.epochs {
                     after.main = Main::Exited;
@@ -320,12 +320,13 @@ impl Shards {
             }
             Kind::Saved(snapshot) => drop(world.books.keep(peer, snapshot, Some(0))),
             Kind::Item(item) => {
-                let number = world.given.iter().map(|&given| usize::from(given)).sum();
-                let whose = peer % self.workers + unit.shard * self.workers;
-                if (whose, item) != (peer, world.given[peer]) || self.in_order && self.expected(number) != Some(peer) {
-                    return Err(format!("item {item} of peer {whose} is delivered as number {number}, of peer {peer}"));
+                let number = world.received.iter().map(|&received| usize::from(received)).sum();
+                let owner = peer % self.workers + unit.shard * self.workers;
+                if (owner, item) != (peer, world.received[peer]) || self.in_order && self.expected(number) != Some(peer)
+                {
+                    return Err(format!("item {item} of peer {owner} is delivered as number {number}, of peer {peer}"));
                 }
-                world.given[peer] += 1;
+                world.received[peer] += 1;
                 world.books.deliver(peer, digest(peer, item), |_| Some(0));
                 world.collecting.turn.advance();
                 if is_new {
@@ -358,7 +359,7 @@ impl Shards {
                 if let Err(wrong) = self.check_state(world) {
                     take(("main is asked for its state", 0), Err(wrong));
                 }
-                let began = world.given.iter().any(|&given| given > 0);
+                let began = world.received.iter().any(|&received| received > 0);
                 if self.breaks && began && world.epoch < self.epochs {
                     let mut after = world.clone();
                     after.epoch += 1;
@@ -386,7 +387,7 @@ impl Shards {
         let (worker, link) = (&mut workers[index], &mut links[index]);
         if let Some(start) = worker.order.take() {
             worker.sending.begin(start.stream);
-            worker.dealing.turn.start_at(start.turn);
+            worker.dispatch.turn.start_at(start.turn);
             worker.strands = start.strands;
             (worker.departing, worker.ending, worker.runs) = (None, false, true);
             return take(("begins the epoch", index), Ok(after));
@@ -408,7 +409,7 @@ impl Shards {
         if *snapshots > 0 && has_room && !is_away && !worker.ending {
             let mut saved = world.clone();
             saved.snapshots -= 1;
-            for shard in (0..self.shards).filter(|&shard| !worker.dealing.turn.is_ended(shard)) {
+            for shard in (0..self.shards).filter(|&shard| !worker.dispatch.turn.is_ended(shard)) {
                 if saved.links[index].units.len() < self.ring {
                     let Strand { account, made, .. } = worker.strands[shard];
                     let kind = Kind::Saved(Snapshot { sent: account, share: Share::default(), content: made });
@@ -424,19 +425,19 @@ impl Shards {
 
     fn pump(&self, worker: &mut Worker, link: &Link, index: usize) -> Option<Result<(), String>> {
         let stream = worker.sending.stream();
-        let Some(turn) = worker.dealing.turn.next() else {
+        let Some(turn) = worker.dispatch.turn.next() else {
             worker.runs = false;
             return Some(Ok(()));
         };
         if worker.ending {
-            worker.dealing.turn.end(turn);
+            worker.dispatch.turn.end(turn);
             worker.departing = Some(Unit { stream, shard: turn, kind: Kind::End });
             return Some(Ok(()));
         }
         let recomputing = worker.strands.iter().position(|strand| strand.outstanding > 0);
         let choice = match recomputing {
             Some(shard) => Choice::Skip(shard),
-            None => worker.dealing.next_of_shards(worker.sending.permit(link.grant).expect("nothing is damaged here")),
+            None => worker.dispatch.next_of_shards(worker.sending.permit(link.grant).expect("nothing is damaged here")),
         };
         let shard = match choice {
             Choice::WaitFor(_) => return None,
@@ -452,7 +453,7 @@ impl Shards {
             if strand.outstanding > 0 {
                 return Some(Err("a shard ends before all has come again that the reader has".to_owned()));
             }
-            worker.dealing.turn.end(shard);
+            worker.dispatch.turn.end(shard);
             worker.departing = Some(Unit { stream, shard, kind: Kind::End });
             return Some(Ok(()));
         }
@@ -471,7 +472,7 @@ impl Shards {
         }
         worker.sending.sent();
         worker.departing = Some(Unit { stream, shard, kind: Kind::Item(item) });
-        worker.dealing.turn.advance();
+        worker.dispatch.turn.advance();
         Some(Ok(()))
     }
 }
@@ -494,7 +495,7 @@ impl Model for Shards {
             books: Books::remembering(self.peers(), 1, 1),
             replacing: Replacing::new(self.workers, false),
             held: vec![VecDeque::new(); self.peers()],
-            given: Vec::new(),
+            received: Vec::new(),
             exits: self.exits,
             snapshots: self.snapshots,
             resumes: self.resumes,
@@ -511,7 +512,7 @@ impl Model for Shards {
                 let mut after = world.clone();
                 after.exits -= 1;
                 after.workers[index].has_exited = true;
-                take(("dies", index), Ok(after));
+                take(("exits", index), Ok(after));
             }
         }
     }

@@ -6,7 +6,7 @@
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
 
-use torchdata_core::protocol::{Account, Books, Collecting, Dispatched, Obedience, Replacing};
+use torchdata_core::protocol::{Account, Books, Collecting, CommandState, Dispatched, Replacing};
 
 use super::carrying::Carrier;
 use super::explore::{self, ByFingerprint, Fingerprint, Model};
@@ -76,7 +76,7 @@ pub struct Child {
     pub doing: Doing,
     pub control: VecDeque<Ordered>,
     pub order: u64,
-    pub obedience: Obedience,
+    pub command_state: CommandState,
     pub acknowledged: bool,
     pub applied: u8,
     pub pump: Pump,
@@ -110,7 +110,7 @@ impl Child {
             doing: Doing::Idle,
             control: VecDeque::new(),
             order: 0,
-            obedience: Obedience::new(dispatches),
+            command_state: CommandState::new(dispatches),
             acknowledged: false,
             applied: 0,
             pump: Pump::new(links),
@@ -137,12 +137,12 @@ impl Child {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
         let passed = u64::from(self.pump.stream().pass().saturating_sub(1)) << 32;
-        if self.obedience.runs() { passed + made + u64::from(waits) } else { u64::MAX }
+        if self.command_state.runs() { passed + made + u64::from(waits) } else { u64::MAX }
     }
 
     pub fn rest(&mut self) {
         self.doing = Doing::Idle;
-        self.obedience.leave();
+        self.command_state.leave();
     }
 }
 
@@ -195,7 +195,7 @@ pub struct Elsewhere {
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
     /// The copies of the links to remote workers that the dispatching process writes to.
-    pub dealing: Links,
+    pub dispatch: Links,
     /// The network connections from the dispatching process to workers on other machines.
     pub lanes: Shared<Lane, WORKERS>,
 }
@@ -223,7 +223,7 @@ pub struct World {
     pub exits: u8,
     pub snapshots: u8,
     pub resumes: u8,
-    pub given: u8,
+    pub received: u8,
     pub broken: Option<&'static str>,
     pub kept: Part<Kept>,
     pub children: Children,
@@ -321,7 +321,7 @@ impl Model for Setting {
         let elsewhere = Elsewhere {
             far: links(if self.carried { self.workers } else { 0 }),
             carriers: self.fresh_carriers(),
-            dealing: links(if self.carried && self.dispatches { self.workers } else { 0 }),
+            dispatch: links(if self.carried && self.dispatches { self.workers } else { 0 }),
             lanes: self.fresh_lanes(),
         };
         let kept = Kept {
@@ -349,7 +349,7 @@ impl Model for Setting {
             exits: self.exits,
             snapshots: self.snapshots,
             resumes: self.resumes,
-            given: 0,
+            received: 0,
             broken: None,
             kept: kept.into(),
             children: self.fresh_children(),

@@ -112,7 +112,7 @@ impl Explorer {
             ticks: 0,
         };
         for rank in 1..self.size {
-            job.hub.seat(rank as u32);
+            job.hub.admit(rank as u32);
             job.members[rank - 1].beat();
         }
         job.hub.beat();

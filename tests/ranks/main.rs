@@ -41,8 +41,8 @@ mod judged {
     fn opened() -> Hub {
         let mut hub = Hub::new(3);
         hub.submit(0);
-        hub.seat(1);
-        hub.seat(2);
+        hub.admit(1);
+        hub.admit(2);
         assert_eq!(hub.answer(0), Some(Answer::Least(0)));
         hub
     }
@@ -79,11 +79,11 @@ mod judged {
     fn ranks_that_never_connect_are_absent() {
         let (mut hub, now) = (Hub::new(4), Instant::now());
         hub.submit(0);
-        hub.seat(2);
+        hub.admit(2);
         hub.give_up(0, now);
         assert_eq!(hub.answer(0), failed(Fault::Absent, &[1, 3], 0));
         hub.outgoing();
-        hub.seat(3);
+        hub.admit(3);
         assert!(matches!(&hub.outgoing()[..], [(3, Message::Failed(_))]), "who comes later is told");
     }
 }
@@ -116,24 +116,24 @@ mod sent {
         ) {
             let mut bytes = Vec::new();
             sent.iter().for_each(|message| message.encode(&mut bytes));
-            let (mut came, mut received) = (Vec::new(), Vec::new());
+            let (mut buffered, mut received) = (Vec::new(), Vec::new());
             for piece in bytes.chunks(cut) {
-                came.extend(piece);
-                while let Some(message) = Message::take(&mut came).expect("whole messages") {
+                buffered.extend(piece);
+                while let Some(message) = Message::take(&mut buffered).expect("whole messages") {
                     received.push(message);
                 }
             }
             prop_assert_eq!(received, sent);
-            prop_assert!(came.is_empty());
+            prop_assert!(buffered.is_empty());
         }
 
         #[test]
         fn arbitrary_bytes_result_in_messages_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            let mut came = bytes;
-            let mut left = came.len() + 1;
-            while let Ok(Some(_)) = Message::take(&mut came) {
-                prop_assert!(came.len() < left);
-                left = came.len();
+            let mut buffered = bytes;
+            let mut left = buffered.len() + 1;
+            while let Ok(Some(_)) = Message::take(&mut buffered) {
+                prop_assert!(buffered.len() < left);
+                left = buffered.len();
             }
         }
     }

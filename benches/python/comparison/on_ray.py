@@ -144,6 +144,6 @@ def first_item(order: dict[str, Any]) -> dict[str, float]:
         watching.start()
         for _ in range(order["workers"]):
             next(iterator)
-        came = time.perf_counter()
+        arrived = time.perf_counter()
         watching.join()
-        return {"value": max(0.0, came - up[0])}
+        return {"value": max(0.0, arrived - up[0])}

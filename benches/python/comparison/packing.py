@@ -26,8 +26,8 @@ OPEN = 16
 def sequences(kind: str) -> list[Any]:
     import numpy
 
-    dice = random.Random(1)
-    lengths = [min(LENGTH, 1 + int(dice.lognormvariate(5.5, 1.0))) for _ in range(COUNT)]
+    rng = random.Random(1)
+    lengths = [min(LENGTH, 1 + int(rng.lognormvariate(5.5, 1.0))) for _ in range(COUNT)]
     arrays = [numpy.arange(length) for length in lengths]
     return arrays if kind == "arrays" else [array.tolist() for array in arrays]
 

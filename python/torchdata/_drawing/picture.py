@@ -141,11 +141,11 @@ class Picture:
 
     def _centre(self) -> float:
         """Shifts the graph horizontally so that it begins at the left margin. Returns the largest x-coordinate."""
-        placed = [*self._boxes.values(), *self._frames]
-        shift = _MARGIN - min((box.x for box in placed), default=0.0)
-        for box in placed:
+        shapes = [*self._boxes.values(), *self._frames]
+        shift = _MARGIN - min((box.x for box in shapes), default=0.0)
+        for box in shapes:
             box.x += shift
-        return max((box.x + box.width for box in placed), default=0.0)
+        return max((box.x + box.width for box in shapes), default=0.0)
 
     def _curve(self, arrow: Arrow) -> _Curve:
         tail, head = self._boxes[arrow.tail], self._boxes[arrow.head]
@@ -210,12 +210,12 @@ def _svg_box(box: _Box, line: float) -> str:
         weight = ' font-weight="bold"' if number == 0 else ""
         parts.append(
             f'<text x="{box.x + _PAD:.1f}" y="{box.y + 13 + _LINE * number:.1f}" fill="currentColor"{weight}'
-            f"{_as_wide_as_reckoned(text)}>{escape(text)}</text>"
+            f"{_text_length(text)}>{escape(text)}</text>"
         )
     return "".join(parts)
 
 
-def _as_wide_as_reckoned(text: str) -> str:
+def _text_length(text: str) -> str:
     """Returns SVG attributes that stretch a text to the width that the layout has reserved, in any font."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
@@ -227,7 +227,7 @@ def _svg_curve(curve: _Curve) -> str:
     corners = " ".join(f"{x:.1f},{y:.1f}" for x, y in _head(curve))
     x, y = curve.label_at
     label = (
-        f'<text x="{x:.1f}" y="{y:.1f}" fill="currentColor" fill-opacity="0.85"{_as_wide_as_reckoned(curve.label)}>'
+        f'<text x="{x:.1f}" y="{y:.1f}" fill="currentColor" fill-opacity="0.85"{_text_length(curve.label)}>'
         f"{escape(curve.label)}</text>"
     )
     return (

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 
-def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:
+def members_of(process_group: Any, owner: str) -> tuple[int, ...] | None:
     """Returns the ranks in the group, numbered as in the job; None if `process_group` is not a process group or a
     device mesh of torch. Raises ValueError if the mesh has several dimensions, or if this rank does not belong to the
     group.
@@ -21,10 +21,10 @@ def members_of(process_group: Any, whose: str) -> tuple[int, ...] | None:
     if hasattr(process_group, "get_group") and hasattr(process_group, "mesh_dim_names"):
         if process_group.ndim != 1:
             raise ValueError(
-                f"{whose}: the device mesh has {process_group.ndim} dimensions, {process_group.mesh_dim_names}; "
+                f"{owner}: the device mesh has {process_group.ndim} dimensions, {process_group.mesh_dim_names}; "
                 f'select the dimension over which data is divided, as in mesh["dp"]'
             )
         process_group = process_group.get_group()
     elif process_group is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError(f"{whose}: rank {dist.get_rank()} does not belong to the process group that new_group() made")
+        raise ValueError(f"{owner}: rank {dist.get_rank()} does not belong to the process group that new_group() made")
     return tuple(dist.get_process_group_ranks(process_group)) if isinstance(process_group, dist.ProcessGroup) else None

@@ -97,17 +97,17 @@ def describe_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
-def check_group(group: Any, whose: str, *, broadcasts: bool) -> None:
+def check_group(group: Any, owner: str, *, broadcasts: bool) -> None:
     needed = ["rank", "world_size", *(["broadcast"] if broadcasts else []), "all_reduce_min"]
     lacking = [name for name in needed if not hasattr(group, name)]
     if lacking:
         raise TypeError(
-            f"{whose}: process_group must have {', '.join(needed)}, but {group!r} has no {', '.join(lacking)}"
+            f"{owner}: process_group must have {', '.join(needed)}, but {group!r} has no {', '.join(lacking)}"
         )
 
 
-def check_timeout(timeout: Any, whose: str) -> None:
+def check_timeout(timeout: Any, owner: str) -> None:
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout <= _LONGEST_TIMEOUT:
         raise ValueError(
-            f"{whose}: timeout is a number of seconds above 0 and at most {_LONGEST_TIMEOUT:g}, but got {timeout!r}"
+            f"{owner}: timeout is a number of seconds above 0 and at most {_LONGEST_TIMEOUT:g}, but got {timeout!r}"
         )

@@ -24,7 +24,7 @@ from torchdata._threads import start
 Blame = tuple[str, list[int], int]
 
 #: The shortest and the longest pause in seconds between two requests for rank 0's addresses.
-_FIRST_NAP, _LONGEST_NAP = 0.001, 0.05
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05
 
 #: The number of seconds to connect to one address and receive an answer.
 _ATTEMPT = 3.0
@@ -35,11 +35,11 @@ _LOOPBACK = ("127.0.0.1", "::1")
 class Opening:
     """Connects the ranks in `members`, which are numbered as in the job."""
 
-    def __init__(self, dist: Any, prefix: str, members: Sequence[int], timeout: float, whose: str) -> None:
+    def __init__(self, dist: Any, prefix: str, members: Sequence[int], timeout: float, owner: str) -> None:
         self._dist, self._prefix, self._timeout = dist, prefix, timeout
         self._members, self._job_size = members, dist.get_world_size()
         self._rank, self._size = members.index(dist.get_rank()), len(members)
-        self._me = f"{whose} on rank {members[self._rank]}"
+        self._name = f"{owner} on rank {members[self._rank]}"
         self._until = time.monotonic() + timeout
 
     @property
@@ -84,7 +84,7 @@ class Opening:
             absent = describe_ranks(self._members[rank] for rank in offer)
             raise PrefetchTimeoutError(
                 self._timeout,
-                f"{self._me}: {absent} of {self._job_size} did not begin to iterate within {self._timeout:g} s: it "
+                f"{self._name}: {absent} of {self._job_size} did not begin to iterate within {self._timeout:g} s: it "
                 f"is busy or has exited; raise the timeout if such delays are normal",
             )
         secret = bytes.fromhex(offer["secret"])
@@ -109,24 +109,24 @@ class Opening:
             if time.monotonic() > self._until + Meeting.WATCH:  # rank 0 gives up at about the same time
                 hub = f"rank {self._members[0]} of {self._job_size}"
                 raise RanksLostError(
-                    f"{self._me}: {hub}, which all other ranks connect to, did not answer within "
+                    f"{self._name}: {hub}, which all other ranks connect to, did not answer within "
                     f"{self._timeout:g} s ({'; '.join(attempts)}, port {offer['port']}): it has exited or was "
                     f"stopped, or the two machines do not share a network; on that rank, GLOO_SOCKET_IFNAME names "
                     f"the interface to use"
                 )
-            time.sleep(_LONGEST_NAP)
+            time.sleep(_LONGEST_PAUSE)
 
     def _look_for_hub(self, store: Any) -> dict[str, Any] | list[int]:
         """Waits until rank 0 has written its addresses into the store, and returns them. After the timeout, returns the
         ranks that have not begun to iterate."""
         store.set(f"begun/{self._rank}", "")
-        nap = _FIRST_NAP
+        pause = _FIRST_PAUSE
         while not store.check(["hub"]):
             if not self._left:
                 absent = [rank for rank in range(self._size) if not store.check([f"begun/{rank}"])]
                 return absent or [0]
-            time.sleep(nap)
-            nap = min(2 * nap, _LONGEST_NAP)
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
         offer: dict[str, Any] = json.loads(store.get("hub"))
         return offer
 
@@ -153,7 +153,7 @@ class Opening:
             return answers[0]
         why = f"is gone: {answers[0]}" if answers else f"gave no answer within {self._timeout:g} s"
         raise RanksLostError(
-            f"{self._me}: the store of the job {why}; the process of the store has exited or was stopped, or this "
+            f"{self._name}: the store of the job {why}; the process of the store has exited or was stopped, or this "
             f"rank cannot reach it: {_holder_of_store()}"
         )
 
@@ -221,19 +221,19 @@ def _addresses_towards(host: str | None) -> list[str]:
     found: list[str] = []
     with suppress(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
-            with suppress(OSError), socket.socket(family, kind) as asks:
-                asks.connect(address)  # connecting a UDP socket sends nothing
-                found.append(asks.getsockname()[0])
+            with suppress(OSError), socket.socket(family, kind) as probe:
+                probe.connect(address)  # connecting a UDP socket sends nothing
+                found.append(probe.getsockname()[0])
     return found
 
 
 def _address_of_interface(name: str) -> str:
     """Returns the IPv4 address of a network interface, and raises RuntimeError if the interface lacks an IPv4
     address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             # SIOCGIFADDR (see netdevice(7)) takes the interface's name in 16 bytes, and appends the address.
-            answer = fcntl.ioctl(asks, 0x8915, struct.pack("16s16x8x", name.encode()[:15]))
+            answer = fcntl.ioctl(probe, 0x8915, struct.pack("16s16x8x", name.encode()[:15]))
         except OSError as error:
             raise RuntimeError(
                 f"GLOO_SOCKET_IFNAME names the network interface {name!r}, which has no IPv4 address here: "

@@ -35,7 +35,7 @@ _FAULTS = {
     "parted": "had shut down the loader or exited",
     "left": "left its loop",
 }
-_EXCUSES = {
+_CAUSES = {
     "absent": "busy, or has exited",
     "late": "it runs, but waits for data, is busy between two items, or has left the loop",
 }
@@ -44,28 +44,28 @@ _EXCUSES = {
 _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
-def require_available(whose: str) -> Any:
+def require_available(owner: str) -> Any:
     """Raises RuntimeError if torch is not installed, or was built without `torch.distributed`."""
     try:
         import torch.distributed as dist
     except ImportError as error:
         raise RuntimeError(
-            f"{whose} needs PyTorch, which is not installed: `pip install torch`; or pass your own `process_group`, "
+            f"{owner} needs PyTorch, which is not installed: `pip install torch`; or pass your own `process_group`, "
             "or, on one machine, use MultiProcessingReadingService alone"
         ) from error
     if not dist.is_available():
         raise RuntimeError(
-            f"Torch Distributed is required to be available for {whose}, but this build of PyTorch comes without it"
+            f"Torch Distributed is required to be available for {owner}, but this build of PyTorch comes without it"
         )
     return dist
 
 
-def require_initialized(whose: str) -> Any:
+def require_initialized(owner: str) -> Any:
     """Raises RuntimeError if `torch.distributed` is not available, or if `init_process_group` was not called."""
-    dist = require_available(whose)
+    dist = require_available(owner)
     if not dist.is_initialized():
         raise RuntimeError(
-            f"Torch Distributed is required to be initialized for {whose}: call "
+            f"Torch Distributed is required to be initialized for {owner}: call "
             "torch.distributed.init_process_group() on every rank before iterating"
         )
     return dist
@@ -76,22 +76,22 @@ class TorchGroup(UncopyableGroup):
     rank; None means all ranks.
     """
 
-    def __init__(self, timeout: float, whose: str, members: tuple[int, ...] | None = None) -> None:
-        dist = require_initialized(whose)
-        self._timeout, self._whose = timeout, whose
+    def __init__(self, timeout: float, owner: str, members: tuple[int, ...] | None = None) -> None:
+        dist = require_initialized(owner)
+        self._timeout, self._owner = timeout, owner
         self._job_size = dist.get_world_size()
-        everyone = tuple(range(self._job_size))
-        self._members = members = everyone if members is None else members
+        all_ranks = tuple(range(self._job_size))
+        self._members = members = all_ranks if members is None else members
         self.rank, self.world_size = members.index(dist.get_rank()), len(members)
         self._given_up = False
         self.broken = False
         number = next(_numbers[members])
         prefix, self._seeds = f"torchdata/{number}", None
-        if members != everyone:
+        if members != all_ranks:
             prefix = f"torchdata/{sha256(repr(members).encode()).hexdigest()[:16]}/{number}"
             self._seeds = f"torchdata/seeds of {self.world_size}/{number}"
         self._agreements = 0
-        opening = Opening(dist, prefix, members, timeout, whose)
+        opening = Opening(dist, prefix, members, timeout, owner)
         meeting, left = opening.meet()
         if not isinstance(meeting, Meeting):
             raise self._failure(*meeting)
@@ -117,7 +117,7 @@ class TorchGroup(UncopyableGroup):
         number, self._agreements = self._agreements, self._agreements + 1
         if self._seeds is None or self.rank != 0:
             return value
-        opening = Opening(require_initialized(self._whose), self._seeds, self._members, self._timeout, self._whose)
+        opening = Opening(require_initialized(self._owner), self._seeds, self._members, self._timeout, self._owner)
         return opening.agree(str(number), value)
 
     def all_reduce_min(self, value: int) -> int:
@@ -142,19 +142,19 @@ class TorchGroup(UncopyableGroup):
 
     def _failure(self, what: str, ranks: list[int], by: int) -> Exception:
         members, size = self._members, self._job_size
-        me = f"{self._whose} on rank {members[self.rank]}"
+        name = f"{self._owner} on rank {members[self.rank]}"
         if by != self.rank:
-            me += f": rank {members[by]} of {size} gave up before"
+            name += f": rank {members[by]} of {size} gave up before"
         elif ranks == [self.rank]:
             return RanksLostError(
-                f"{me}: the ranks are no longer connected, because this rank interrupted a wait for the other "
+                f"{name}: the ranks are no longer connected, because this rank interrupted a wait for the other "
                 f"ranks; end the job and start it again"
             )
         fault = f"{describe_ranks(members[rank] for rank in ranks)} of {size} {_FAULTS[what]}"
         if what in ("absent", "late"):
             return PrefetchTimeoutError(
                 self._timeout,
-                f"{me}: {fault} within {self._timeout:g} s: {_EXCUSES[what]}; raise the timeout if such delays are "
+                f"{name}: {fault} within {self._timeout:g} s: {_CAUSES[what]}; raise the timeout if such delays are "
                 "normal",
             )
         if what == "lost":
@@ -163,7 +163,7 @@ class TorchGroup(UncopyableGroup):
             fault += f" (no answer within {self._timeout:g} s)"
             if by == self.rank != 0:
                 fault += ", or this rank was cut off from it"
-        return RanksLostError(f"{me}: {fault}")
+        return RanksLostError(f"{name}: {fault}")
 
     def show_life(self) -> None:
         self._meeting.serve()
@@ -189,12 +189,12 @@ class TorchGroup(UncopyableGroup):
 
     def _forget(self) -> None:
         """Replaces inherited file descriptors in a forked child, because they would keep connections open."""
-        nowhere = os.open(os.devnull, os.O_RDWR)
+        null_device = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
             # The descriptor is replaced instead of closed, because an object in the child owns the descriptor and will
             # close it later.
-            os.dup2(nowhere, descriptor, inheritable=False)
-        os.close(nowhere)
+            os.dup2(null_device, descriptor, inheritable=False)
+        os.close(null_device)
 
 
 def _note_connections() -> None:

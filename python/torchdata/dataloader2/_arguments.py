@@ -35,9 +35,9 @@ _INSTEAD_OVER_DATASET = {
 }
 
 
-def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], whose: str = "DataLoader2") -> None:
+def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], owner: str = "DataLoader2") -> None:
     """The TypeError for an unknown keyword suggests a replacement, or lists the valid arguments."""
-    known = _INSTEAD if whose == "DataLoader2" else _INSTEAD_OVER_DATASET
+    known = _INSTEAD if owner == "DataLoader2" else _INSTEAD_OVER_DATASET
     for name, value in arguments.items():
         if name in known:
             instead = f"write {known[name].format(value)} instead"
@@ -45,7 +45,7 @@ def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], wh
             instead = "omit it: workers always keep running between epochs"
         else:
             instead = f"it takes {', '.join(_named(taken))}"
-        raise TypeError(f"{whose} got an unexpected keyword argument {name!r}; {instead}")
+        raise TypeError(f"{owner} got an unexpected keyword argument {name!r}; {instead}")
 
 
 def _named(function: Callable[..., Any]) -> list[str]:

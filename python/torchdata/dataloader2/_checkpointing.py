@@ -29,7 +29,7 @@ from torchdata.datapipes.iter.mapping.wrapping import IterableWrapper
 _LEAST = 5.0
 
 #: The position in the epoch, the seeds and generators, and the ranks of a loader; each part is None if it is missing.
-Whereabouts: TypeAlias = tuple[Position | None, Randomness, SavedRanks | None]
+LoaderPosition: TypeAlias = tuple[Position | None, Randomness, SavedRanks | None]
 
 
 class StateKeeper:
@@ -47,11 +47,11 @@ class StateKeeper:
     def __init__(self, run: EpochRun) -> None:
         self._pipeline, self._seeds, self._run = run.pipeline, run.seeds, run
         self.loaded: LoaderState | None = None
-        self.left: Whereabouts | str | None = None
+        self.left: LoaderPosition | str | None = None
         self.is_rereading = False
         #: While an epoch begins: the position and the seeds before its beginning, or the reason why the loader had no
         #: state.
-        self._before_epoch: Whereabouts | str | None = None
+        self._before_epoch: LoaderPosition | str | None = None
         self._warned = False
 
     def take(self, items_ago: int, with_pipe: bool | None, *, has_begun: bool) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class StateKeeper:
         pipeline.require_pipe()
         service, identity = pipeline.service, pipeline.identity
         pipeline.note_identity()
-        position, randomness, ranks = self._whereabouts(items_ago)
+        position, randomness, ranks = self._loader_position(items_ago)
         unsaved, run.position.unsaved = run.position.unsaved, None
         if unsaved is not None and not self._warned:
             self._warned = True
@@ -92,7 +92,7 @@ class StateKeeper:
         state = LoaderState(pickled, of_service, randomness, identity.outline, position, ranks)
         return dump(state, None if pickled is None else identity.checksum)
 
-    def _whereabouts(self, items_ago: int, *, looks: bool = True) -> Whereabouts:
+    def _loader_position(self, items_ago: int, *, looks: bool = True) -> LoaderPosition:
         """Returns the position in the epoch, the seeds and the ranks that a state contains.
 
         Args:
@@ -122,7 +122,7 @@ class StateKeeper:
         run.leave()
         with run.held:
             try:
-                self._before_epoch = self._whereabouts(0)
+                self._before_epoch = self._loader_position(0)
             except Exception as error:
                 self._before_epoch = str(error)
         try:
@@ -142,7 +142,7 @@ class StateKeeper:
         recorded state of the pipes is used."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
-                self.left = self._whereabouts(0, looks=not works)
+                self.left = self._loader_position(0, looks=not works)
             except Exception as error:
                 self.left = str(error)  # a stored exception would keep the loader's processes alive
 
@@ -297,7 +297,7 @@ def _moment(state: LoaderState) -> tuple[str, Any]:
     position, randomness = state.position, state.randomness
     if position is None:
         return "between two epochs", None
-    words = f"after {position.given} items of an epoch" + (" that has ended" if position.ended else "")
+    words = f"after {position.received} items of an epoch" + (" that has ended" if position.ended else "")
     # The seed of the next epoch must be the same in the states of all ranks.
     return words, None if randomness is None else copy.copy(randomness.generator).generate_shared_seed()
 

@@ -42,17 +42,17 @@ def pipeline_over(
     itself: bool | None,
 ) -> IterDataPipe[Any]:
     """Builds the pipeline of `DataLoader2.from_dataset`, which documents the arguments and the errors."""
-    whose = "DataLoader2.from_dataset"
-    check_optional_int(whose, "batch_size", batch_size, least=1)
+    owner = "DataLoader2.from_dataset"
+    check_optional_int(owner, "batch_size", batch_size, least=1)
     if batch_size is None and drop_last:
-        raise ValueError(f"{whose}: drop_last omits an incomplete batch, so it needs a batch_size")
-    check_callable(whose, "collate_fn", collate_fn, optional=True)
+        raise ValueError(f"{owner}: drop_last omits an incomplete batch, so it needs a batch_size")
+    check_callable(owner, "collate_fn", collate_fn, optional=True)
     if sampler is not None and shuffle:
-        raise ValueError(f"{whose}: a sampler determines the order, so shuffle must be False")
+        raise ValueError(f"{owner}: a sampler determines the order, so shuffle must be False")
     source = pipe_over(dataset)
     if not is_pipe(source):
         raise TypeError(
-            f"{whose} loads a dataset with `__len__` and `__getitem__`, an iterable that can be iterated repeatedly, "
+            f"{owner} loads a dataset with `__len__` and `__getitem__`, an iterable that can be iterated repeatedly, "
             f"or a pipe, but got {dataset!r} of type {type(dataset).__name__}; wrap it in an IterableWrapper or a list "
             "first"
         )
@@ -63,7 +63,7 @@ def pipeline_over(
         else:
             pipe = source.shuffle() if shuffle else source.to_iter_datapipe()
     elif sampler is not None:
-        raise ValueError(f"{whose}: a sampler yields indices, but {dataset!r} can only be iterated")
+        raise ValueError(f"{owner}: a sampler yields indices, but {dataset!r} can only be iterated")
     else:
         pipe = source.shuffle() if shuffle else source
     if not any(is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in Graph(pipe)):

@@ -100,7 +100,7 @@ class EpochRun:
         self.is_iterating = False
         self.patience: float | None = None
         self.position = Tracker(self)
-        self._knows_idle = False
+        self._has_warned_of_idle = False
         #: The counters at the beginning of the epoch, and a phrase for the message about skipped items, such as "items
         #: of this epoch"; None if no pipe skips items.
         self._counted: tuple[Reading | None, str] | None = None
@@ -211,8 +211,8 @@ class EpochRun:
             self.seeds.return_to_beginning(is_restored=False)
         resumed = saved = self.saved_positions
         in_workers = position is not None and (not position.in_main or pipeline.contract.has_workers())
-        has_given = saved is not None and any(each.given for each in saved.positions.values())
-        if saved is not None and in_workers and not has_given and not lasts(pipeline.datapipe):
+        has_received = saved is not None and any(each.received for each in saved.positions.values())
+        if saved is not None and in_workers and not has_received and not lasts(pipeline.datapipe):
             position = resumed = None  # before the first item, the epoch can begin with this loader's own shards
         if not pipeline.is_taken_over:
             pipeline.note_identity()
@@ -231,8 +231,8 @@ class EpochRun:
         if between is not None:
             tracker.load_between(between.between(pipeline.contract, keeps=lasts(pipeline.datapipe)))
         if pipeline.skips:
-            went_on = position is not None and position.given
-            of = f"items of {'the rest of ' if went_on else ''}this epoch"
+            is_resumed = position is not None and position.received
+            of = f"items of {'the rest of ' if is_resumed else ''}this epoch"
             self._counted = self.recorder.reading() if self.recorder.board is not None else None, of
         self.epochs += 1
         tracker.begin(position, strict)
@@ -280,7 +280,7 @@ class EpochRun:
         if not self.is_iterating:
             return
         output = self.position.output
-        shares = output.shares if at_end and output is not None and not self._knows_idle else None
+        shares = output.shares if at_end and output is not None and not self._has_warned_of_idle else None
         counted, self._counted = self._counted, None
         self.position.close()
         self.pipeline.leave_ranks(for_good=because is not None)
@@ -303,7 +303,7 @@ class EpochRun:
         if at_end and counted is not None:
             report(self.recorder.skipped(counted[0]), counted[1])
         if shares is not None and 0 in shares and min(filter(None, shares), default=0) >= _LEAST:
-            self._knows_idle = True
+            self._has_warned_of_idle = True
             _warn_of_idle(shares)
 
 

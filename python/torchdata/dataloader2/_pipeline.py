@@ -41,7 +41,7 @@ class Pipeline:
         is_adapted: bool = False,
     ) -> None:
         self.adapters = adapters
-        self.given_service = service
+        self.passed_service = service
         self._serialize = serialize
         self.service = self._adapted_service()
         self.service_state: bytes | None = None
@@ -54,7 +54,7 @@ class Pipeline:
         self.take(graph, is_adapted=is_adapted)
 
     def _adapted_service(self) -> Any:
-        service = self.given_service.copy()
+        service = self.passed_service.copy()
         for adapter in self.adapters or ():
             if service is not None and hasattr(adapter, "adapt_reading_service"):
                 service = adapter.adapt_reading_service(service)

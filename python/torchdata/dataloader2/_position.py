@@ -116,36 +116,36 @@ class Tracker:
             if items_ago:
                 raise ValueError(f"no item of an epoch was delivered {items_ago} items ago: no epoch has begun")
             return self._between()
-        mark, given = self._taken(items_ago, looks)
+        mark, received = self._taken(items_ago, looks)
         output, seconds = self.output, self._seconds_before + time.monotonic() - self._since
         if output is None:
-            return mark.at(given, seconds=seconds, own_seeds=self.own_seeds)
+            return mark.at(received, seconds=seconds, own_seeds=self.own_seeds)
         if self._lacking(mark, output) is not None:
             mark = self._marks[0]
             why = None if self._is_resumed else self._lacking(mark, output)
             if why is not None:
                 raise RuntimeError(why)
         self.unsaved, output.unsaved = self.unsaved or output.unsaved, None
-        if given > mark.given and not output.repeats_order:
+        if received > mark.received and not output.repeats_order:
             raise RuntimeError(
-                f"the state after item {given} would be recomputed from an earlier state, but with in_order=False the "
-                "items may then arrive in another order, and pipes in the main process combine them: save the state "
-                "between two items, without items_ago, or use in_order=True"
+                f"the state after item {received} would be recomputed from an earlier state, but with in_order=False "
+                "the items may then arrive in another order, and pipes in the main process combine them: save the "
+                "state between two items, without items_ago, or use in_order=True"
             )
-        apart = self._without_held(mark, given, output)
-        return mark.at(given, seconds=seconds, shards=output.shards, without_held=apart)
+        apart = self._without_held(mark, received, output)
+        return mark.at(received, seconds=seconds, shards=output.shards, without_held=apart)
 
-    def _without_held(self, mark: Position, given: int, output: WorkerOutput) -> WorkersPosition | None:
+    def _without_held(self, mark: Position, received: int, output: WorkerOutput) -> WorkersPosition | None:
         """Returns the positions of the shards after the delivered items, if known, for `Position.without_held`."""
-        drop = given - mark.given
+        drop = received - mark.received
         if not self.hands_on or (mark.graph is None and not drop):
             return None
         if mark.graph is not None and not drop and mark.graph[0].yielded == mark.graph[-1].yielded:
             return mark.workers  # the pipes hold nothing
-        read = given - self._before - self._held_before
+        read = received - self._before - self._held_before
         position = output.position(read) if read >= 0 else None
         is_known = position is not None and output.lacking(position) is None
-        return position if is_known else self._loaded_apart[1] if self._loaded_apart[0] == given else None
+        return position if is_known else self._loaded_apart[1] if self._loaded_apart[0] == received else None
 
     @staticmethod
     def _lacking(mark: Position, output: WorkerOutput) -> str | None:
@@ -157,21 +157,23 @@ class Tracker:
         """Returns the newest position that was recorded until the moment `items_ago` items ago, and the number of items
         that the user had received at that moment.
         """
-        given = self._delivery.given - items_ago
-        if given < 0:
+        received = self._delivery.received - items_ago
+        if received < 0:
             raise ValueError(
-                f"the state of {items_ago} items ago was requested, but only {self._delivery.given} items were "
+                f"the state of {items_ago} items ago was requested, but only {self._delivery.received} items were "
                 "delivered since the epoch began or the state was loaded"
             )
         if self._only_counts and self.output is not None:
-            workers = self.output.position(given)
+            workers = self.output.position(received)
             if workers is not None:
-                given += self._before
-                return Position(given, workers=workers, in_main=False, lacking=self.output.lacking(workers)), given
+                received += self._before
+                return Position(
+                    received, workers=workers, in_main=False, lacking=self.output.lacking(workers)
+                ), received
         elif items_ago == 0 and looks:
             self._mark()
-        given += self._before
-        return next(mark for mark in reversed(self._marks) if mark.given <= given), given
+        received += self._before
+        return next(mark for mark in reversed(self._marks) if mark.received <= received), received
 
     def _mark(self) -> None:
         """Records the current state of the main process's pipes as a mark, unless an item is being computed."""
@@ -181,7 +183,7 @@ class Tracker:
             try:
                 if delivery.busy or delivery.cut:
                     return
-                mark = self._look(self._before + delivery.given)
+                mark = self._look(self._before + delivery.received)
             finally:
                 delivery.slow = slow
         if mark is not None:
@@ -201,7 +203,7 @@ class Tracker:
             return last._threads_at_work() is None  # with a single rank, `fullsync` reads its source without a thread
         return not isinstance(last, WorkerOutput) or last.is_local
 
-    def _look(self, given: int, beginning: WorkersPosition | None = None) -> Position | None:
+    def _look(self, received: int, beginning: WorkersPosition | None = None) -> Position | None:
         """Returns the current position with the state of the main process's pipes; None if this state cannot be saved.
 
         Args:
@@ -226,10 +228,10 @@ class Tracker:
             self.unsaved = str(error)
             return None
         if output is None:
-            return Position(given, graph=entries, generators=generators)
+            return Position(received, graph=entries, generators=generators)
         if position is None or output.run is not run:  # a thread has begun another iteration over the workers' items
             return None
-        return Position(given, graph=entries, workers=position, in_main=False, lacking=output.lacking(position))
+        return Position(received, graph=entries, workers=position, in_main=False, lacking=output.lacking(position))
 
     def _read_by_main(self, entry: PipeEntry, output: WorkerOutput) -> int | None:
         """Returns how many items of the workers the main process had read when `entry` was saved.
@@ -304,7 +306,7 @@ class Tracker:
 
     def begin(self, resumed: Position | None, strict: bool) -> None:
         """Resets the tracker before the service begins an epoch; `resumed` is the position to resume from, if any."""
-        self._delivery.given = 0
+        self._delivery.received = 0
         self._delivery.cut = False
         self._is_resumed, self._is_strict = resumed is not None, strict
         self._before = 0
@@ -332,10 +334,10 @@ class Tracker:
                 "may change their order: load it with in_order=True, or with at most 1 worker"
             )
         names = ("graph", "generators", "beginning", "workers", "in_main")
-        self._loaded_apart = resumed.given, resumed.without_held
-        mark = Position(resumed.given - resumed.drop, **{name: getattr(resumed, name) for name in names})
+        self._loaded_apart = resumed.received, resumed.without_held
+        mark = Position(resumed.received - resumed.drop, **{name: getattr(resumed, name) for name in names})
         self._marks = [mark]
-        self._before = mark.given
+        self._before = mark.received
         if output is not None and mark.workers is not None:
             output.resume_at(mark.workers, strict)
         elif mark.beginning is not None:
@@ -399,9 +401,9 @@ class Tracker:
             except StopIteration:
                 raise RuntimeError(
                     "this pipeline does not repeat itself, so it cannot resume from the state: it ended after "
-                    f"{self._before + dropped} items, but {resumed.given} were delivered before the state was saved"
+                    f"{self._before + dropped} items, but {resumed.received} were delivered before the state was saved"
                 ) from None
-            delivery.given += 1
+            delivery.received += 1
 
     def close(self) -> None:
         """Records the position at the end of an epoch if the workers' pipes keep state beyond the epoch."""

@@ -28,7 +28,7 @@ class Seeds:
         duplicate.generator, duplicate.initial = copy.copy(self.generator), copy.copy(self.initial)
         return duplicate
 
-    def give(self, seed: int) -> None:
+    def set_user_seed(self, seed: int) -> None:
         self.seed = seed
         self.is_due = self.is_since_load = True
         self.is_restored = False

@@ -363,7 +363,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             TypeError: the seed is not an integer.
             ValueError: the seed is out of range.
         """
-        self._seeds.give(check_seed(seed))
+        self._seeds.set_user_seed(check_seed(seed))
 
     # -- states ------------------------------------------------------------------------------------
 
@@ -520,7 +520,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         if self.valid_iterator_id is not None:
             seeds, loaded = Seeds(), None
             seeds.seed = self._seeds.seed
-        made_of = pipeline.snapshot, pipeline.adapters, pipeline.given_service, run.recorder.copied(), seeds, loaded
+        made_of = pipeline.snapshot, pipeline.adapters, pipeline.passed_service, run.recorder.copied(), seeds, loaded
         return {**{name: value for name, value in list(vars(self).items()) if name not in _OWN}, "_made_of": made_of}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -585,10 +585,10 @@ def _serialized(snapshot: GraphTemplate) -> bytes:
     return serialize_datapipe(snapshot)
 
 
-def _service_of(num_workers: int | Literal["auto"], service: Any, whose: str) -> Any:
+def _service_of(num_workers: int | Literal["auto"], service: Any, owner: str) -> Any:
     """Raises TypeError if `service` is not a reading service, and ValueError if `num_workers` is also given."""
     if service is not None and num_workers:
-        raise ValueError(f"{whose}: give num_workers or a reading_service, not both")
+        raise ValueError(f"{owner}: give num_workers or a reading_service, not both")
     if service is None and not (isinstance(num_workers, int) and num_workers == 0):
         return MultiProcessingReadingService(num_workers)
     require_service(service)

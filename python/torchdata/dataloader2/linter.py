@@ -211,10 +211,10 @@ class _Linter:
             if not own[id(branch)]:
                 source = self.graph.at(branch).pipes[0]
                 silent = self._known(self.graph.at(branch).pipes)
-                doubt = "" if silent else " (unless your own pipe or iterable divides the items)"
+                condition = "" if silent else " (unless your own pipe or iterable divides the items)"
                 yield Finding(
                     "not-sharded",
-                    f"{self._label(source)}: no later pipe divides the items among the workers{doubt}, so each of "
+                    f"{self._label(source)}: no later pipe divides the items among the workers{condition}, so each of "
                     f"{self.num_workers} workers yields all items, and every item is yielded {self.num_workers} times; "
                     "put `.sharding_filter()` after this pipe (after `.shuffle()`, if there is one) or "
                     "`.sharding_round_robin_dispatch()`; with a filter and `DataLoader2(..., splits=64)`, the order "
@@ -308,25 +308,25 @@ class _Linter:
             if divided is not looked_up:
                 return  # each worker looks up its own items in the complete other input, which is correct
             silent = False  # the pipe itself raises an error for an item without a match
-            harm = (
+            effect = (
                 f"each of {self.num_workers} workers looks up all items of the input {other} in its own share of "
                 f"{sharded}, and finds no partner that is in another worker's share; shard the first input, and do "
                 "not shard the second input"
             )
         elif name in _SIDE_BY_SIDE:
-            harm = (
+            effect = (
                 f"each of {self.num_workers} workers pairs its own share of {sharded} with the first items of {other}, "
                 "which is not sharded, so items are paired that do not belong together, and others are lost; put "
                 f"`.sharding_filter()` after {name} instead"
             )
         else:
             silent = silent and name in _ONE_BY_ONE
-            harm = (
+            effect = (
                 f"the input {other} is not sharded, whereas {sharded} is, so each of {self.num_workers} workers yields "
                 f"all items of {other}, and they are yielded {self.num_workers} times; put `.sharding_filter()` after "
                 f"{name} instead, or into each input"
             )
-        yield Finding("partly-sharded", f"{self._label(pipe)}: {harm}", pipe, silent)
+        yield Finding("partly-sharded", f"{self._label(pipe)}: {effect}", pipe, silent)
 
     # -- questions about the graph -----------------------------------------------------------------
 
@@ -353,14 +353,14 @@ class _Linter:
         return None, 0
 
     def _shuffled_before(self, pipe: Any) -> bool:
-        ways, opened = [pipe], {id(pipe)}
-        while ways:
-            sources = self.sources[id(ways.pop())]
+        waiting, opened = [pipe], {id(pipe)}
+        while waiting:
+            sources = self.sources[id(waiting.pop())]
             if not sources:
                 return False
             new = [s for s in sources if not _orders(s) and id(s) not in opened]
             opened.update(map(id, new))
-            ways.extend(new)
+            waiting.extend(new)
         return True
 
     def _ends_in_workers(self) -> list[Any]:

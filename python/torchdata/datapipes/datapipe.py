@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from torchdata._native import IterationToken, guard_iterator
 from torchdata._plain_pickles import register
 from torchdata.datapipes._pipe.explaining import explain
-from torchdata.datapipes._pipe.graph.torch import Counterpart, derives_from_twin, meet_torch
-from torchdata.datapipes._pipe.graph.traversal import know_bases, know_virtual
+from torchdata.datapipes._pipe.graph.torch import Counterpart, derives_from_twin, pair_bases_with_torch
+from torchdata.datapipes._pipe.graph.traversal import note_virtual, set_bases
 from torchdata.datapipes._pipe.ranges import ranges
 from torchdata.datapipes._pipe.registry import FunctionalForms
 from torchdata.datapipes._pipe.renewing import keep_for_reader, renewal_of, taken_again
@@ -28,7 +28,7 @@ from torchdata.datapipes._pipe.state.declared import DERIVED, DeclaredState, dec
 from torchdata.datapipes._pipe.state.generators import load_generators
 from torchdata.datapipes._pipe.state.halting import Halts
 from torchdata.datapipes._pipe.state.hooks import PipeHooks
-from torchdata.datapipes._pipe.state.iteration import give_later_seeds, start_pass
+from torchdata.datapipes._pipe.state.iteration import set_later_seeds, start_pass
 from torchdata.datapipes._pipe.state.record import record_of, token_of
 
 __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share_token", "token_of"]
@@ -115,7 +115,7 @@ def _begun(
     if to_the_end:  # code that runs after the last item may also draw numbers
         next(guard, None)
     if dropped or to_the_end:
-        give_later_seeds(datapipe)
+        set_later_seeds(datapipe)
     return guard
 
 
@@ -304,7 +304,7 @@ class _PipeMeta(ABCMeta):
 
     def register(cls, subclass: type[T]) -> type[T]:
         """Makes a class a virtual subclass, as `abc.ABCMeta.register` does."""
-        know_virtual()
+        note_virtual()
         return super().register(subclass)
 
     def __setattr__(cls, name: str, value: Any) -> None:
@@ -410,8 +410,8 @@ class MapDataPipe(MapForms[T_co], _CommonPipe, PipeHooks, Generic[T_co], metacla
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
 
 
-know_bases(IterDataPipe, MapDataPipe)
-meet_torch(IterDataPipe, MapDataPipe)
+set_bases(IterDataPipe, MapDataPipe)
+pair_bases_with_torch(IterDataPipe, MapDataPipe)
 
 
 class DataChunk(list[T]):

@@ -259,8 +259,10 @@ def _array_over(out: Any, shape: tuple[int, ...], dtype: str) -> Any:
     array = out.numpy() if type(out).__module__ == "torch" else out
     fits = isinstance(array, np.ndarray) and array.shape == shape and array.dtype == dtype
     if not (fits and array.flags.c_contiguous and array.flags.writeable):
-        given = f"{getattr(array, 'dtype', type(out).__name__)} {getattr(array, 'shape', '')}"
-        raise ValueError(f"decode_batch: out must be a writable {dtype} array of shape {shape} in C order, not {given}")
+        passed = f"{getattr(array, 'dtype', type(out).__name__)} {getattr(array, 'shape', '')}"
+        raise ValueError(
+            f"decode_batch: out must be a writable {dtype} array of shape {shape} in C order, not {passed}"
+        )
     return array
 
 

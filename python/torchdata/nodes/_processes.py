@@ -30,7 +30,7 @@ from torchdata._engine.workers.program import Program
 from torchdata._engine.workers.restart import Ended, Restarts
 from torchdata._native import Link, ReadAheadQueue
 from torchdata._observe.outside import stalls
-from torchdata._observe.outside.stalls import Patience, warn_in_thread
+from torchdata._observe.outside.stalls import StallWatch, warn_in_thread
 from torchdata._observe.stats.counting import Pages
 from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.nodes._functions import error_of
@@ -87,7 +87,7 @@ class Workers(Group):
         starting = multiprocessing.get_context(context)
         super().__init__(starting, count, _Function(function), memory_budget=half, commands=half // count, pages=pages)
         self.replace_exited(Restarts, survived)
-        self.patience, self.timeout, self.base_seed = Patience(self, stalls.STALL), timeout, base_seed()
+        self.stall_watch, self.timeout, self.base_seed = StallWatch(self, stalls.STALL), timeout, base_seed()
         try:
             outputs = self.start()
             self.functions: Sequence[MapWorker] = [MapWorker(self, *numbered) for numbered in enumerate(outputs)]
@@ -101,7 +101,7 @@ class Workers(Group):
         return self.restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
-        self.patience.is_awaited = lambda: queue.is_awaited
+        self.stall_watch.is_awaited = lambda: queue.is_awaited
         self.end_epoch()
         self.begin_epoch()
 
@@ -113,7 +113,7 @@ class MapWorker:
         self._numbers = count(number, group.members.num_workers)
         #: The base seed and the worker number for the process; None once both were sent.
         self._seed: tuple[int, int] | None = None
-        self._patience, self._restarts = group.patience, group.restarts
+        self._stall_watch, self._restarts = group.stall_watch, group.restarts
         self._look = group.look_at(number)
         #: The number of processes that were killed because of the current item.
         self._tries = 0
@@ -160,7 +160,7 @@ class MapWorker:
                         self._number, at = self._number + 1, at + 1
             finally:
                 self._number += end - at  # later answers to unfinished items are ignored
-                self._patience.came_of(self._index)
+                self._stall_watch.note_item(self._index)
 
     def _send(self, items: list[Any], at: int) -> None:
         message = (self._number + 1, items[at:] if at else items, self._seed)
@@ -197,7 +197,7 @@ class MapWorker:
                 if self._restarts is None:
                     self._members.check_alive([self._index])
                 return None
-            self._patience.look(self._index)
+            self._stall_watch.look(self._index)
             if not ended and self._timeout is not None:
                 self._look_at_clock(monotonic() - began, self._timeout)
 
@@ -249,7 +249,7 @@ class _Caller:
         self._function = program.function
         self._counting.begin(1)
 
-    def obey(self, command: tuple[Any, ...]) -> bool:
+    def execute(self, command: tuple[Any, ...]) -> bool:
         if command[0] == "stop":
             return False
         number, items, seed = command
@@ -284,7 +284,7 @@ class _Function(Program):
     worker_name: ClassVar[str] = "worker process {} of ParallelMapper"
     stage: ClassVar[str] = "calling map_fn"
     counted: ClassVar[str] = ""
-    mended: ClassVar[str] = "map_fn"
+    to_correct: ClassVar[str] = "map_fn"
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.function = function

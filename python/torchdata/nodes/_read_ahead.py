@@ -246,11 +246,11 @@ class ReadSource:
     def state(self) -> dict[str, Any]:
         position = self.work.queue.position()
         assert position is not None
-        snapshot, steps, given, ahead = position
+        snapshot, steps, received, ahead = position
         state = {
             self.SNAPSHOT_KEY: state_at(snapshot),
             self.STEPS_KEY: steps,
-            self.NUM_YIELDED_KEY: self._before + given,
+            self.NUM_YIELDED_KEY: self._before + received,
         }
         growth = self.work.queue.growth()
         if growth is not None and growth > (0, self._limit):

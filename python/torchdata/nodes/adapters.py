@@ -12,7 +12,7 @@ from torch.utils.data import Sampler, SequentialSampler
 
 from torchdata._observe.observed import ObservedLoader
 from torchdata._reporting import warn_outside
-from torchdata._stateful import Stateful, StatefulStream, StreamState, give, is_stateful, steps_of
+from torchdata._stateful import Stateful, StatefulStream, StreamState, is_stateful, load_into, steps_of
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
 from torchdata.datapipes._pipe.datasets import has_fixed_order, in_fixed_order
 from torchdata.datapipes._pipe.explaining import not_the_end
@@ -391,7 +391,7 @@ class SamplerWrapper(IteratingNode[T]):
             fields = StateFields("SamplerWrapper", initial_state)
             self.epoch = fields.integer(self.EPOCH_KEY, least=-sys.maxsize)
             if self.UPDATER_KEY in fields and is_stateful(self.epoch_updater):
-                give(self.epoch_updater, fields[self.UPDATER_KEY])
+                load_into(self.epoch_updater, fields[self.UPDATER_KEY])
             self._resume_at(fields)
         super().reset(initial_state)
 

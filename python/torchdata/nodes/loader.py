@@ -228,7 +228,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
 
     _num_yielded = 0
     #: The number of items that the epoch had yielded when the loaded state was saved.
-    _given_before = 0
+    _yielded_before = 0
     #: An item that `has_next` has read in advance. `_before_item` is the position of the iterator before `_item`.
     _item: Any = _NONE
     _before_item: Any = None
@@ -249,7 +249,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         self._item, self._num_yielded = _NONE, fields.integer(self.NUM_YIELDED_KEY, least=0)
         self._restart_at = self._num_yielded if self._restarts and initial_state is not None else None
         self._advance = fields.reset(self.root, self.ROOT_KEY)
-        self._given_before = self._num_yielded
+        self._yielded_before = self._num_yielded
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
@@ -260,7 +260,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     def _take_state_of(self, reference: weakref.ref[Loader[T]]) -> Any:
         loader = reference()
         state = None if loader is None else loader._loaded
-        if loader is None or state is None or self._num_yielded > self._given_before:
+        if loader is None or state is None or self._num_yielded > self._yielded_before:
             raise RuntimeError(
                 "Loader: load_state_dict() was called after this iterator had yielded items, so the state cannot apply "
                 "to it. Call iter(loader) after load_state_dict(), or begin a new loop"

@@ -305,24 +305,24 @@ class Replay(Iterator[Any]):
         self.early: deque[Any] = deque()
 
     def run(
-        self, given: int, ahead: int, draws: list[tuple[int, Moment]], drawing: Drawing, saved: SampleDigest | None
+        self, received: int, ahead: int, draws: list[tuple[int, Moment]], drawing: Drawing, saved: SampleDigest | None
     ) -> SampleDigest | None:
         """Reads the indices that were read in the saved run, and returns their checksum if `saved` is not None.
 
         Args:
-            given: the number of samples that the user had received.
+            received: the number of samples that the user had received.
             ahead: the number of indices that had been read ahead, so that the user had not received their samples.
             draws: for each recorded draw of random numbers, the number of earlier indices, and the generators' states
                 at the draw.
 
         Raises:
-            ValueError: the sampler returns fewer than `given` indices, or other indices than in the saved run.
+            ValueError: the sampler returns fewer than `received` indices, or other indices than in the saved run.
         """
         digest, read = SampleDigest(), 0
         iterator = self._iterator if saved is None else _sampled(self._iterator, digest)
-        for number, moment in [*draws, (given + ahead, {})]:
-            pass_over(iterator, min(number, given) - read)
-            self.early.extend(islice(iterator, max(0, number - max(read, given))))
+        for number, moment in [*draws, (received + ahead, {})]:
+            pass_over(iterator, min(number, received) - read)
+            self.early.extend(islice(iterator, max(0, number - max(read, received))))
             read = number
             drawing.set(moment)
         if saved is None:

@@ -87,8 +87,8 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
             except Exception as error:
                 if self.skips and is_of_an_item(error):
                     return self._read_each(indices, error)
-                whose = _whose(error, dataset)
-                add_note(error, f"raised by __getitems__ of {whose}, for the indices {_named(indices)}")
+                origin = _origin(error, dataset)
+                add_note(error, f"raised by __getitems__ of {origin}, for the indices {_named(indices)}")
                 raise
         for index in indices:
             try:
@@ -122,7 +122,7 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
         if omits := self.skips and is_of_an_item(error):
             self.skipped.append({"index": _plain(index)} | line_of(error))
         else:
-            add_note(error, f"raised by dataset[{index!r}] of {_whose(error, self.dataset)}")
+            add_note(error, f"raised by dataset[{index!r}] of {_origin(error, self.dataset)}")
         return omits
 
     def _called(self, samples: Any) -> str:
@@ -133,10 +133,10 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     #: Whether Ctrl-C has interrupted the dataset's iterator in such a way that it cannot continue.
     is_broken = is_generator = False
     wanted = 1
-    #: The number of exceptions since the last sample. `_doubtful` is the last exception if it may have ended a
+    #: The number of exceptions since the last sample. `_possible_end` is the last exception if it may have ended a
     #: generator.
     _in_a_row = 0
-    _doubtful: Exception | None = None
+    _possible_end: Exception | None = None
 
     def __init__(self, *how: Any, skips: bool) -> None:
         super().__init__(*how, skips=skips)
@@ -219,7 +219,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     def _count(self, raised: int) -> None:
         counted, now = self._counted, len(self._data)
         if self._in_a_row and now > counted:
-            self._in_a_row, self._doubtful = 0, None
+            self._in_a_row, self._possible_end = 0, None
         first = position = self.position
         samples = self._samples
         if first is not None:
@@ -237,7 +237,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         self._in_a_row += 1
         if not self.skips:
             which = "" if position is None else f" for its sample number {position}, counted from 0"
-            add_note(error, f"raised by the iterator of {_whose(error, self.dataset, ITERATED)}{which}")
+            add_note(error, f"raised by the iterator of {_origin(error, self.dataset, ITERATED)}{which}")
         elif not is_of_an_item(error):
             return False
         elif self.is_generator:
@@ -247,7 +247,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 error, f"on_error stops skipping: {name} has raised {_MOST_IN_A_ROW} times without a sample in between"
             )
         else:
-            self._doubtful = error.with_traceback(None) if has_passed_a_generator(error.__traceback__) else None
+            self._possible_end = error.with_traceback(None) if has_passed_a_generator(error.__traceback__) else None
             self.skipped.append({"index": position} | line_of(error))
             return True
         return False
@@ -255,7 +255,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     def _check_end(self) -> None:
         """Raises the last skipped exception if it has ended a generator, because the remaining samples of the generator
         are missing."""
-        error, self._doubtful = self._doubtful, None
+        error, self._possible_end = self._possible_end, None
         if error is None:
             return
         add_note(
@@ -280,7 +280,7 @@ def _plain(index: Any) -> int | float | str | None:
         return index if index is None or type(index) in (float, str) else repr(index)
 
 
-def _whose(error: Exception, dataset: Any, methods: tuple[str, ...] = READ) -> str:
+def _origin(error: Exception, dataset: Any, methods: tuple[str, ...] = READ) -> str:
     code = raised_in(error, codes_of_dataset(dataset, methods))
     name = type(dataset).__qualname__
     return name if code is None else f"{name}, in {code}"

@@ -108,7 +108,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         then = {}
         if self._moved and position:
             then = {name: decoded(name, one) for name, one in (position.then or {}).items()}
-        self._num_yielded = state.given
+        self._num_yielded = state.received
         since, moved = position.now_since if position else 0, self._moved
         if position and since:  # a worker took the snapshot, some batches after its generators were saved
             position = position._replace(now=moved)
@@ -137,7 +137,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
     def _restore(self, position: ReadingPosition) -> None:
         if self._reading.is_iterable and not position.is_of_dataset:
             set_all(self._then)
-            position = position._replace(since=self._num_given)
+            position = position._replace(since=self._num_completed)
         self._reader.restore(position)
 
     def _next_data(self) -> Any:
@@ -210,7 +210,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     def state_at(self) -> StateAt:
         is_under_way = self._is_under_way
-        position = self._reader.position(is_given=not is_under_way).copied()
+        position = self._reader.position(is_received=not is_under_way).copied()
         if not is_under_way:
             self._reader.took(position)
         begins = not self._has_read and not self.is_finished

@@ -56,12 +56,12 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: `_is_persistent`: whether new persistent workers resume from a state that was saved between two epochs.
         self.is_finished = self._is_persistent = False
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: `_num_empty` counts batches that were empty because all their samples were skipped. `_given_before` is the
-        #: number of batches that the epoch had returned when it was resumed. `_passing_over` is the number of batches
-        #: to drop after loading a state of torchdata 0.11.
-        self._num_empty = self._given_before = self._passing_over = 0
+        #: `_num_empty` counts batches that were empty because all their samples were skipped. `_completed_before` is
+        #: the number of batches that the epoch had returned when it was resumed. `_passing_over` is the number of
+        #: batches to drop after loading a state of torchdata 0.11.
+        self._num_empty = self._completed_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
-            self._num_empty = state.order.yielded - state.given
+            self._num_empty = state.order.yielded - state.received
         #: The number of workers that `get_worker_info` reports to the dataset; in a resumed epoch, the number in the
         #: saved run.
         self._num_shards: int = shards_of(state, loader)
@@ -99,10 +99,10 @@ class StatefulIterator(_BaseDataLoaderIter):
         """
         loader = self._loading
         if loader is not None and loader._loaded is not None:
-            if self.is_finished or self._num_given > self._given_before:
+            if self.is_finished or self._num_completed > self._completed_before:
                 raise RuntimeError(
                     f"StatefulDataLoader: load_state_dict() was called after this iterator had "
-                    f"{'ended' if self.is_finished else 'given batches'}, so the state cannot apply to it. Call "
+                    f"{'ended' if self.is_finished else 'returned batches'}, so the state cannot apply to it. Call "
                     "iter(loader) after load_state_dict(), or begin a new loop"
                 )
             self.shutdown()
@@ -118,12 +118,12 @@ class StatefulIterator(_BaseDataLoaderIter):
         return self._num_yielded
 
     @property
-    def _num_given(self) -> int:
+    def _num_completed(self) -> int:
         return self._num_received + self._num_empty
 
     @property
     def _has_read(self) -> bool:
-        return self._num_given > 0
+        return self._num_completed > 0
 
     def __next__(self) -> Any:
         try:
@@ -164,7 +164,7 @@ class StatefulIterator(_BaseDataLoaderIter):
                     f"the dataset ended after {number} of the {count} batches that were read when the state was saved "
                     "('_steps_since_snapshot'): the state belongs to another dataset, or is damaged"
                 ) from None
-        self._given_before = self._num_given
+        self._completed_before = self._num_completed
 
     def _state_at(
         self,
@@ -180,7 +180,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             positions_at: a function that takes `Moments.program` and returns the reading positions.
         """
         reading = self._reading
-        batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)
+        batches = (self._num_completed, (reading.batch_size or 0) * reading.auto_collation)
         iterable = batches if reading.is_iterable else None
         order_at = self._order.state_at(waiting, self.is_finished, iterable, self._in_order)
         state = EpochState(
@@ -188,7 +188,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             (),
             self._num_shards,
             self._facts,
-            given=self._num_received,
+            received=self._num_received,
             finished=self.is_finished,
             skipped=None if self._skipped is None else skipped or self._skipped.counts,
             length_called=self._IterableDataset_len_called,

@@ -48,7 +48,7 @@ from torchdata.stateful_dataloader._position import (
 
 OURS = "_torchdata_rs"
 _WORKERS = 1 << 16
-_AGAIN = 1 << 24
+_MOST_REPEATED = 1 << 24
 _STEPS = 1 << 31
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 _KINDS = {"_num_yielded", "_snapshot"}
@@ -75,7 +75,7 @@ def dump(state: EpochState) -> dict[str, Any]:
     }
     if workers == 0:
         [(theirs, own)] = taken
-        whole = {**common, "_num_yielded": state.given, **theirs}
+        whole = {**common, "_num_yielded": state.received, **theirs}
         ours |= {"reading": own} if own else {}
     else:
         if any(own for _, own in taken):
@@ -83,7 +83,7 @@ def dump(state: EpochState) -> dict[str, Any]:
         main = {"_num_workers": workers, **common, "_dataset_kind": state.kind, "_base_seed": state.base_seed}
         snapshots = {f"worker_{number}": {"worker_id": number, **theirs} for number, (theirs, _) in enumerate(taken)}
         snapshot = {
-            "_snapshot_step": state.given,
+            "_snapshot_step": state.received,
             "_last_yielded_worker_id": (state.next_worker - 1) % workers,
             "_main_snapshot": main,
             "_worker_snapshots": snapshots,
@@ -180,9 +180,9 @@ def parse(state: Any) -> EpochState:
 def _parse_without_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> EpochState:
     main = state if ours is None else _filled_sampler(state, ours)
     position = _parse_position(state, None if ours is None else ours.get("reading", {}))
-    given = whole(state["_num_yielded"], "_num_yielded")
+    received = whole(state["_num_yielded"], "_num_yielded")
     own = None if ours is None else [ours.get("reading", {})]
-    return _parsed(state, main, ours, EpochState(OrderState(), [position], 0, LoaderFacts(), given), own)
+    return _parsed(state, main, ours, EpochState(OrderState(), [position], 0, LoaderFacts(), received), own)
 
 
 def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> EpochState:
@@ -209,7 +209,7 @@ def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> E
     ):
         found = found._replace(next_worker=(last + 1) % count, passing_over=since)
     else:  # 0.11 rereads an iterable dataset without a state from its beginning
-        found = found._replace(given=0, positions=[None] * count, passing_over=step + since)
+        found = found._replace(received=0, positions=[None] * count, passing_over=step + since)
     return _parsed(state, main, ours, found, own)
 
 
@@ -235,20 +235,22 @@ def _parsed(
         main["_index_sampler_state"],
         main["_sampler_iter_state"],
     )
-    if ours is not None and found.given > order.yielded:
+    if ours is not None and found.received > order.yielded:
         name = "_snapshot_step" if found.workers else "_num_yielded"
         raise ValueError(
-            f"the state is damaged: {found.given} batches were given ({name!r}) of {order.yielded} "
+            f"the state is damaged: {found.received} batches were received ({name!r}) of {order.yielded} "
             "('_sampler_iter_yielded')"
         )
     positions = list(found.positions)
     if own is not None:
         if len(own) != len(positions):
             raise ValueError(f"the state is damaged: it is of {len(positions)} workers, and has {len(own)} positions")
-        # `order.yielded` also counts empty batches (all samples were skipped), but `found.given` counts only returned
-        # batches.
-        given = max(found.given, order.yielded)
-        positions = [_completed(one, more, given) for one, more in zip(positions, own, strict=True) if one is not None]
+        # `order.yielded` also counts empty batches (all samples were skipped), but `found.received` counts only
+        # returned batches.
+        received = max(found.received, order.yielded)
+        positions = [
+            _completed(one, more, received) for one, more in zip(positions, own, strict=True) if one is not None
+        ]
     if finished:
         positions = [
             one and (one if isinstance(one.since, list) or one.begins else one._replace(ended=True))
@@ -278,7 +280,7 @@ def _parse_order(order: OrderState, ours: dict[str, Any]) -> OrderState:
     return order._replace(
         indices=list(indices),
         indices_since=whole(ours.get("indices_since", 0), "indices_since"),
-        ahead=whole(ours.get("ahead", 0), "ahead", most=_AGAIN),
+        ahead=whole(ours.get("ahead", 0), "ahead", most=_MOST_REPEATED),
         used_up=bool(ours.get("used_up", False)),
         draws=_parse_draws(ours.get("draws", [])),
         digest=None if ours.get("digest") is None else SampleDigest.of(ours["digest"]),
@@ -341,11 +343,11 @@ def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool 
     return {key: _filled(one, other, key) for key in {**other, **one}}
 
 
-def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> ReadingPosition:
+def _completed(position: ReadingPosition, more: dict[str, Any], received: int) -> ReadingPosition:
     """Adds `more`, the data that torchdata 0.11 does not save, to `position`.
 
     Args:
-        given: the number of received batches in the epoch; the value of "since" in `more` must not exceed this number.
+        received: the number of received batches in the epoch; "since" in `more` must not exceed this number.
     """
     is_list = isinstance(position.since, list)
     since, follows_end = more.get("since", [] if is_list else 0), None
@@ -354,7 +356,7 @@ def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> R
     if isinstance(since, list) != is_list:
         raise ValueError(f"the state is damaged: 'since' is {since!r}")
     if not is_list:
-        whole(since, "since", most=given)
+        whole(since, "since", most=received)
     if more.get("digest") is not None:
         whole(more["digest"], "digest", most=(1 << 64) - 1)
     return position._replace(
@@ -362,7 +364,7 @@ def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> R
         random=more.get("random"),
         then=more.get("random_then"),
         digest=more.get("digest"),
-        now_since=whole(more.get("random_since", 0), "random_since", most=_AGAIN),
+        now_since=whole(more.get("random_since", 0), "random_since", most=_MOST_REPEATED),
         since=since,
         follows_end=follows_end,
     )

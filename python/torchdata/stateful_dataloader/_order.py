@@ -26,7 +26,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler, SubsetRandom
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-from torchdata._stateful import copied, give, is_same, is_stateful, state_of
+from torchdata._stateful import copied, is_same, is_stateful, load_into, state_of
 from torchdata.stateful_dataloader._drawing import Drawing, Draws, Replay
 from torchdata.stateful_dataloader._fitting import epoch_of, innermost_of, iterates_as, set_epoch, unstarted_sampler
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment
@@ -273,7 +273,7 @@ class IndexOrder:
         """
         read = [] if self._read is _NONE else [self._read]
         waiting = [*waiting, *(() if self._counted is _NONE else (self._counted,)), *read, *self._pending]
-        given = self.drawn + len(read) - len(waiting)
+        received = self.drawn + len(read) - len(waiting)
         indices: list[Any] = []
         if waiting and (self._has_holes or not in_order):
             indices, waiting = waiting, []
@@ -281,14 +281,14 @@ class IndexOrder:
         self._note_epoch()
         epoch = epoch_of(self._sampler) if finished else self._epoch
         if self._keeps_position:
-            state, then = self._kept_state(OrderState(given, indices=indices), waiting)
+            state, then = self._kept_state(OrderState(received, indices=indices), waiting)
             state = state._replace(batch_size=self._size, epoch=epoch)
             return lambda now: state._replace(generators=encoded(now | then))
         if batches is not None:
-            given, iterator = batches[0], endless_state(*batches) if batches[1] else None
+            received, iterator = batches[0], endless_state(*batches) if batches[1] else None
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
             iterator = self._iterator.state_before(self._size_of(waiting))
-        state = OrderState(given, None, iterator, indices=indices, batch_size=self._size, epoch=epoch)
+        state = OrderState(received, None, iterator, indices=indices, batch_size=self._size, epoch=epoch)
         # The state of a `RandomSampler` contains the state of its generator, so the order can be drawn again without
         # the data that `_with_beginning` adds.
         is_random = type(inner) is RandomSampler and (self._sampler is inner or type(self._sampler) is BatchSampler)
@@ -357,17 +357,17 @@ class IndexOrder:
         if not self._kept:
             own, inner = (None if one is UNKNOWN else one for one in unstarted_sampler(self._sampler))
             return state._replace(sampler=own, iterator=inner), {}
-        given = state.yielded + len(state.indices)
-        taken = [kept for kept in self._kept if kept[0] <= max(given, 1)]
+        received = state.yielded + len(state.indices)
+        taken = [kept for kept in self._kept if kept[0] <= max(received, 1)]
         number, sampler, iterator, then = taken[-1] if taken else self._kept[0]
         state = state._replace(
             sampler=copied(sampler), iterator=copied(iterator), is_users=True,
             is_batched=iterates_as(self._sampler, BatchSampler),
         )  # fmt: skip
-        if given == 0:
+        if received == 0:
             state = state._replace(indices=waiting[:1])
-        elif given > number:
-            state = state._replace(indices_since=given - number)
+        elif received > number:
+            state = state._replace(indices_since=received - number)
         # A resumed sampler repeats the draws after its recorded state, so the result contains the generators of these
         # draws, as they were when the state was recorded.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
@@ -413,10 +413,10 @@ class IndexOrder:
     def _load(self, state: OrderState) -> None:
         drawn = state.yielded + len(state.indices)
         if is_stateful(self._sampler) and state.sampler is not None:
-            give(self._sampler, state.sampler)
+            load_into(self._sampler, state.sampler)
         self._iterator = iter(self._sampler)
         if state.iterator is not None and is_stateful(self._iterator):
-            give(self._iterator, state.iterator)
+            load_into(self._iterator, state.iterator)
         elif state.sampler is None and not self._never_ends:
             pass_over(self._iterator, drawn)
         self._pass_batches(state.indices_since, state.batch_size)
@@ -425,26 +425,26 @@ class IndexOrder:
         self._is_kept = self._keeps_position
 
     def _replay(self, first: Moment, state: OrderState) -> None:
-        given = self.drawn = state.yielded + len(state.indices)
+        received = self.drawn = state.yielded + len(state.indices)
         self._pending.extend(state.indices)
         batches = self._iterator if isinstance(self._iterator, BatchIndices) else None
         size = (state.batch_size or 1) if batches is not None else 1
         if batches is not None:
             samples = samples_in(state.iterator)
-            given = given * size if samples is None else samples
+            received = received * size if samples is None else samples
         # The last indices of a sampler may not fill a batch, so after the end of the sampler, `ahead` includes up to
         # one further batch.
         ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
         draws = [(number, self._drawing.decoded(moment)) for number, moment in state.draws]
-        digest = replay.run(given, ahead, draws, self._drawing, state.digest)
+        digest = replay.run(received, ahead, draws, self._drawing, state.digest)
         self._draws.begin(first, state.draws, digest)
         self._early, self._is_used_up, self._is_kept = replay.early, state.used_up, False
         if batches is None:
             self._iterator = replay
         else:
-            batches.inner, batches.samples_yielded = replay, given
+            batches.inner, batches.samples_yielded = replay, received
 
     def _pass_batches(self, count: int, old: int | None) -> None:
         if count == 0:
@@ -478,6 +478,6 @@ class IndexOrder:
         inner = innermost_of(self._sampler)
         of_batches = state.iterator or {} if isinstance(self._iterator, BatchIndices) else {}
         if is_stateful(self._sampler) and state.sampler is not None:
-            give(self._sampler, state.sampler)
+            load_into(self._sampler, state.sampler)
         elif is_stateful(inner) and "sampler_state" in of_batches:
-            give(inner, of_batches["sampler_state"])
+            load_into(inner, of_batches["sampler_state"])

@@ -156,7 +156,7 @@ class WorkerPool(Group):
             self.orders[worker].append((number, index))
             self._send_orders(worker)
 
-    def settle(self, worker: int) -> Any:
+    def take_order(self, worker: int) -> Any:
         orders = self.orders[worker]
         _, index = orders.popleft()
         self._taken[worker] -= 1
@@ -208,7 +208,7 @@ class WorkerPool(Group):
 
 _AHEAD = 2
 #: The maximum number of seconds to wait for the end of the pinning thread, which may be copying a batch.
-_LEAVING = 60.0
+_LEAVE_TIMEOUT = 60.0
 
 
 def pinned(batch: Any, device: str | None) -> Any:
@@ -279,7 +279,7 @@ class PinnedUnits:
         """Waits until the pinning thread has ended, so that this thread receives no batches of the next epoch."""
         if self._epoch is not None:
             self._epoch.close()
-            self._epoch.join(_LEAVING)
+            self._epoch.join(_LEAVE_TIMEOUT)
 
     def shutdown(self) -> None:
         if self._epoch is not None:

@@ -150,7 +150,7 @@ class EpochState(NamedTuple):
         positions: the position of each worker. Without workers, there is one position, for the main process. A missing
             position is None.
         workers: the number of workers that share the dataset; 0 for a loader without workers.
-        given: the number of batches of the epoch that the user has received.
+        received: the number of batches of the epoch that the user has received.
         unstarted: whether no batch had been read when the state was saved.
         skipped: the counts of skipped samples; None if samples are not skipped.
         base_seed: the seed for deriving the workers' seeds.
@@ -165,7 +165,7 @@ class EpochState(NamedTuple):
     positions: Sequence[ReadingPosition | None]
     workers: int
     facts: LoaderFacts
-    given: int = 0
+    received: int = 0
     finished: bool = False
     unstarted: bool = False
     skipped: Counts | None = None

@@ -23,7 +23,7 @@ from torch.utils.data import _DatasetKind
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchClock
 from torchdata._reporting import warn_outside
-from torchdata._stateful import StatefulStream, StreamState, give, is_stateful, state_of, steps_of
+from torchdata._stateful import StatefulStream, StreamState, is_stateful, load_into, state_of, steps_of
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._cadence import SnapshotCadence
 from torchdata.stateful_dataloader._fetching import Indexed, IterableFetcher
@@ -179,7 +179,7 @@ class EpochReader:
             self._fetcher.digest = None if self.restores_position else 0
             self._fetcher.is_generator = isinstance(self._stream.iterator, GeneratorType)
 
-    def _complain(self, since: Any, is_noise: bool) -> None:
+    def _report_difference(self, since: Any, is_noise: bool) -> None:
         """Reports that reread samples differ from the samples of the saved run. Raises ValueError, or only warns if
         random numbers may have caused the difference (`is_noise`)."""
         if is_noise:
@@ -201,10 +201,10 @@ class EpochReader:
     def _load(self, position: ReadingPosition) -> None:
         reading, stream = self.reading, self._stream
         if is_stateful(reading.collate_fn) and position.collate is not None:
-            give(reading.collate_fn, position.collate)
+            load_into(reading.collate_fn, position.collate)
         if not reading.is_iterable:
             if is_stateful(self._source) and position.dataset is not None:
-                give(self._source, position.dataset)
+                load_into(self._source, position.dataset)
             self._fetch_from(self._source)
         elif not position.is_of_dataset:
             self._fetch_from(stream.begin())
@@ -235,7 +235,9 @@ class EpochReader:
             # If the dataset draws from a global generator, reread samples may differ from the original samples, because
             # other code of the program also draws from this generator.
             draws = before != [*map(mark_of, GLOBAL)]
-            self._complain(since, draws or SampleDigest.differ_in_numbers_alone(position.digest, self.digest or 0))
+            self._report_difference(
+                since, draws or SampleDigest.differ_in_numbers_alone(position.digest, self.digest or 0)
+            )
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -291,18 +293,18 @@ class EpochReader:
 
     # -- snapshots -----------------------------------------------------------------------------------
 
-    def position(self, is_given: bool = True) -> ReadingPosition:
+    def position(self, is_received: bool = True) -> ReadingPosition:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program has received the last batch; if not, the returned position is from before this
-            batch.
+            is_received: whether the program has received the last batch; if not, the returned position is from
+                before this batch.
         """
         if self._back is not None:
             return self._back
-        is_exact = not self._is_cut_off and (is_given or not self._is_uncounted)
+        is_exact = not self._is_cut_off and (is_received or not self._is_uncounted)
         begins = not (self.count or self.has_ended)
-        if self._kept is not None and (begins or (self.restores_position and (self._is_cut_off or not is_given))):
+        if self._kept is not None and (begins or (self.restores_position and (self._is_cut_off or not is_received))):
             kept = ReadingPosition.thawed(self._kept) if isinstance(self._kept, bytes) else self._kept
             return kept._replace(since=self._since)
         state = self._state()

@@ -123,7 +123,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             self._begin(positions or [None] * self._num_workers, True, 0)
         else:
             self._sampler_iter = self._order.restore(state.order)
-            self._num_yielded = state.given
+            self._num_yielded = state.received
             same = state.workers == self._num_shards
             first = state.next_worker if same and self._in_order else 0
             self._begin(self._positions_for_workers(state), False, first)
@@ -161,7 +161,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         then = {name: decoded(name, one) for name, one in (position.then or {}).items()}
         position = position._replace(random=now | then, now=now)
         if not position.has_state and not position.begins:
-            position = position._replace(since=max(state.given, state.order.yielded))
+            position = position._replace(since=max(state.received, state.order.yielded))
         return position
 
     def _begin(self, positions: Sequence[ReadingPosition | None], fresh: bool, first: int) -> None:
@@ -202,7 +202,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         """Begins the next epoch. Threads that are still reading the last epoch get an error at their next read."""
         if not self.is_finished:
             self._left_readers = self._readers - {threading.get_ident()}
-        self._skipped, self._num_empty, self._given_before = Skipped.of(loader, None), 0, 0
+        self._skipped, self._num_empty, self._completed_before = Skipped.of(loader, None), 0, 0
         self._begin_again(loader, first_iter)
         self._begin([None] * self._num_workers, True, 0)
 
@@ -263,9 +263,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             return (self._hand.pop(),)
         self._is_cut_off = True
         unit = self._held.popleft() if self._held else self._take()
-        gives = self._account(unit)
+        has_content = self._account(unit)
         self._is_cut_off = False
-        if not gives:
+        if not has_content:
             return None
         self._readers.add(threading.get_ident())
         worker, _, batch, news = unit
@@ -290,7 +290,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         if news.ended:
             progress.ended = True
         else:
-            index = self._pool.settle(worker) if self._pool.is_ordered else None
+            index = self._pool.take_order(worker) if self._pool.is_ordered else None
             progress.count(index)
             if self._skipped is not None:
                 seen = self._reading.samples_of(index) if news.seen is None else news.seen
@@ -372,8 +372,8 @@ class RestartingIterator(WorkersIterator):
     # -- epochs --------------------------------------------------------------------------------------
 
     def _begin(self, positions: Sequence[Any], fresh: bool, first: int) -> None:
-        ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in range(self._num_workers)]
-        self._beginnings = list(zip(positions, ways, strict=True))
+        commands = [self._commands_to_repeat(worker) if self._has_begun else [] for worker in range(self._num_workers)]
+        self._beginnings = list(zip(positions, commands, strict=True))
         self._fresh, self._seed_then = fresh, self._shared_seed
         self._seen = [0] * self._num_workers
         super()._begin(positions, fresh, first)
@@ -385,7 +385,7 @@ class RestartingIterator(WorkersIterator):
             self._units.leave()
         super()._reset(loader, first_iter)
 
-    def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
+    def _resumption_of(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
         """Returns the data for moving a new process to a worker's position: commands that repeat earlier epochs, a
         snapshot, whether the snapshot is from between two epochs, and the indices to reread."""
         progress, (position, before) = self._progress[worker], self._beginnings[worker]
@@ -394,10 +394,10 @@ class RestartingIterator(WorkersIterator):
         since = [None] * progress.since if isinstance(progress.since, int) else progress.since
         return before, position, self._fresh, since
 
-    def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
+    def _commands_to_repeat(self, worker: int) -> list[tuple[Any, ...]]:
         """Returns commands that repeat a worker's last epoch, including its unanswered batch requests, in a new
         process."""
-        before, position, fresh, since = self._way_to(worker)
+        before, position, fresh, since = self._resumption_of(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
             return before
@@ -416,7 +416,7 @@ class RestartingIterator(WorkersIterator):
         for shard in shards:
             before, start, received = self._start_of(shard, accounts[shard])
             starts.append(start)
-        _, _, fresh, _ = self._way_to(shards[0])
+        _, _, fresh, _ = self._resumption_of(shards[0])
         beginning = self._pool.beginning(self._seed_then, fresh, starts)
         self._pool.instruct(worker, [*before, beginning], received)
 
@@ -426,7 +426,7 @@ class RestartingIterator(WorkersIterator):
         progress, orders = self._progress[shard], self._pool.orders[shard]
         unseen = 0 if progress.ended else account[0] - self._seen[shard]
         again = [index for _, index in islice(orders, unseen)] if self._pool.is_ordered else [None] * unseen
-        before, position, _, since = self._way_to(shard)
+        before, position, _, since = self._resumption_of(shard)
         start = EpochStart(position, account, [*since, *again], progress.ended)
         return before, start, len(orders) if progress.ended else unseen
 

@@ -124,7 +124,7 @@ class ShardReader:
     def described(self, error: BaseException) -> Any:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
-    def work_off(self, indices: list[Any]) -> None:
+    def finish_abandoned(self, indices: list[Any]) -> None:
         """Reads the ordered batches of an epoch that the program has abandoned. As in PyTorch, the worker's speed
         therefore does not affect the dataset's next epoch."""
         if self.reader is None or self.failure is not None:
@@ -149,9 +149,9 @@ class ShardReader:
             if self.failure is None:
                 self._begin(shared_seed, position, fresh)
                 has_ended = start.ended or (bool(again) and not self._read_again(again))
-                went_on = position is not None and not fresh
+                is_resumed = position is not None and not fresh
                 assert self.reader is not None
-                batches.begin(self.reader, went_on, again=bool(again))
+                batches.begin(self.reader, is_resumed, again=bool(again))
                 batches.is_over = has_ended
         except BaseException as error:
             if self.worker is None:
@@ -218,7 +218,7 @@ class _Worker:
         of_each = [shard.globals for shard in self.shards]
         self._turns = ShardTurns(of_each, self._exchange, len(of_each) - 1)
 
-    def obey(self, command: tuple[Any, ...]) -> bool:
+    def execute(self, command: tuple[Any, ...]) -> bool:
         order: tuple[Any, ...] | None = command
         while order is not None:
             if order[0] == "stop":
@@ -226,7 +226,7 @@ class _Worker:
             if order[0] == "epoch":
                 left, self._left = self._left, []
                 if left and self.shards:
-                    self.shards[0].work_off(left)
+                    self.shards[0].finish_abandoned(left)
                 self._run_epoch(*order[1:])
             elif order[0] == "repeat":
                 if self.shards:  # repeats an epoch of the replaced worker, because later epochs depend on that epoch
@@ -270,7 +270,7 @@ class Job(Program):
     worker_name: ClassVar[str] = "DataLoader worker process {}"
     stage: ClassVar[str] = "reading batches"
     item: ClassVar[str] = "batch"
-    mended: ClassVar[str] = "dataset or collate_fn"
+    to_correct: ClassVar[str] = "dataset or collate_fn"
 
     reading: ReadingSettings
     init_fn: Callable[[int], Any] | None
@@ -336,18 +336,18 @@ class Batches(Iterator[Unit]):
         self._last = b""
         self._digest: int | None = None
 
-    def begin(self, reader: EpochReader, went_on: bool, again: bool = False) -> None:
+    def begin(self, reader: EpochReader, is_resumed: bool, again: bool = False) -> None:
         """Takes a snapshot and sends it with the first message, if the main process may need it.
 
         Args:
-            went_on: whether the epoch resumes from a saved position, which the main process already knows.
+            is_resumed: whether the epoch resumes from a saved position, which the main process already knows.
             again: whether this worker replaces a failed worker that has sent messages of this epoch. Such a worker does
                 not send a snapshot, because the main process might assign the snapshot to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
         self._watches = self._takes_positions or not self._shard.job.reading.is_iterable
-        if not again and (not went_on or self._takes_positions):
+        if not again and (not is_resumed or self._takes_positions):
             self._shard.watch.look()
             self.news = News(before=self._frozen_position())
 

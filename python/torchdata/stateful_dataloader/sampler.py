@@ -15,7 +15,7 @@ import torch.utils.data
 import torch.utils.data.distributed
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-from torchdata._stateful import give, is_stateful
+from torchdata._stateful import is_stateful, load_into
 from torchdata.datapipes._pipe.seeking import seek
 from torchdata.stateful_dataloader._generators import decoded, encoded, read, write
 
@@ -253,11 +253,11 @@ class BatchIndices(Iterator[list[int]]):
         self.has_ended, self._dropped, self._batch = False, 0, []
         restored = False
         if "sampler_state" in state_dict and is_stateful(sampler):
-            give(sampler, state_dict["sampler_state"])
+            load_into(sampler, state_dict["sampler_state"])
             restored = True
         iterator = self.inner = iter(sampler)
         if "sampler_iter_state" in state_dict and is_stateful(iterator):
-            give(iterator, state_dict["sampler_iter_state"])
+            load_into(iterator, state_dict["sampler_iter_state"])
             restored = True
         if not restored and not isinstance(sampler, _InfiniteConstantSampler):
             pass_over(self.inner, self.samples_yielded)
@@ -265,7 +265,7 @@ class BatchIndices(Iterator[list[int]]):
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
             # The sampler has returned an index after its last index, so it has begun its next epoch. Loading its state
             # a second time moves the sampler back to the end.
-            give(sampler, state_dict["sampler_state"])
+            load_into(sampler, state_dict["sampler_state"])
 
 
 class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler[Any]):

@@ -90,7 +90,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
         descriptors::OwnedDescriptor, transport::links::PyLink, transport::links::PyBellBoard,
         transport::carrier::PyCarrier, transport::stats::PyStatsBoard, buffers::LeasedBuffer, buffers::ArenaBuffer,
         shard_globals::Exchange, shard_globals::SavedGlobals, shard_globals::ShardTurns, transport::sender::Sender,
-        transport::collector::Collector, transport::collector::ItemStream, protocol::PyObedience,
+        transport::collector::Collector, transport::collector::ItemStream, protocol::PyCommandState,
         protocol::PyReplacing, queue::ReadAheadQueue, queue::ReadAheadHold, queue::SourceReader,
         pipes::turn::SharedIterator, pipes::turn::Turn, ranks::PyMeeting, seed::PySeedGenerator,
         formats::gzip::GzipReader, formats::tfrecord::TFRecordReader;

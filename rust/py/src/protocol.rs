@@ -3,7 +3,7 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use torchdata_core::protocol::{Command, Obedience, Replacing, Step};
+use torchdata_core::protocol::{Command, CommandState, Replacing, Step};
 
 fn command(kind: &str, number: u64) -> PyResult<Command> {
     let epoch =
@@ -23,20 +23,20 @@ pub fn order_of(kind: &str, number: u64) -> PyResult<Option<u64>> {
     command(kind, number).map(Command::order)
 }
 
-#[pyclass(name = "Obedience", module = "torchdata._native")]
-pub struct PyObedience(Obedience);
+#[pyclass(name = "CommandState", module = "torchdata._native")]
+pub struct PyCommandState(CommandState);
 
 #[pymethods]
-impl PyObedience {
+impl PyCommandState {
     #[new]
     fn new(dispatches: bool) -> Self {
-        Self(Obedience::new(dispatches))
+        Self(CommandState::new(dispatches))
     }
 
     /// Returns the next step of a command, and two flags: whether the child must acknowledge the command before the
     /// returned step, and after it.
-    fn obey(&mut self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
-        Ok(match self.0.obey(command(kind, number)?) {
+    fn accept(&mut self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
+        Ok(match self.0.accept(command(kind, number)?) {
             Step::Leave => ("leave", false, false),
             Step::Run { first, last } => ("run", first, last),
             Step::Apply => ("apply", false, true),

@@ -132,21 +132,21 @@ def _long(dispatches: bool, function: Any) -> Any:
 @pytest.mark.parametrize("dispatches", [False, True], ids=["own sources", "dispatched"])
 def test_no_item_is_lost_or_repeated_whichever_process_exits(backend: Spawned, dispatches: bool) -> None:
     victims = [victim for victim in backend.victims if dispatches or victim != "dispatching"]
-    dice, make = random.Random(dispatches), _long(dispatches, wide)
+    rng, make = random.Random(dispatches), _long(dispatches, wide)
     wanted = of_forked_workers(make)
     service = backend.service(worker_prefetch_cnt=100, on_worker_exit="restart")
     with begun(DataLoader2(make(), reading_service=service), seed=5) as loader:
         for epoch in wanted:
             got: list[Any] = []
-            kill_at = set(dice.sample(range(10, LONG - 100), 2))
-            pause_at = set() if dispatches else {at + dice.randrange(3) for at in kill_at}
+            kill_at = set(rng.sample(range(10, LONG - 100), 2))
+            pause_at = set() if dispatches else {at + rng.randrange(3) for at in kill_at}
             for item in loader:
                 got.append(item)
                 if len(got) in pause_at:
                     loader.reading_service._pause()
                     loader.reading_service._resume()
                 if len(got) in kill_at:
-                    backend.kill(loader, dice.choice(victims), dice)
+                    backend.kill(loader, rng.choice(victims), rng)
             assert got == epoch
 
 

@@ -233,7 +233,7 @@ def test_the_generators_of_the_program_are_untouched() -> None:
         assert random.getstate() == before
 
 
-def who(item: Any) -> Any:
+def tagged(item: Any) -> Any:
     import torch.utils.data
 
     info = torch.utils.data.get_worker_info()
@@ -243,7 +243,7 @@ def who(item: Any) -> Any:
 @pytest.mark.parametrize("workers", [0, 1, 3, 6])
 def test_torch_reports_one_worker_before_the_filter_and_the_shard_after_it(workers: int) -> None:
     pytest.importorskip("torch")
-    with DataLoader2(numbers(12).map(who).sharding_filter().map(who), num_workers=workers, splits=6) as made:
+    with DataLoader2(numbers(12).map(tagged).sharding_filter().map(tagged), num_workers=workers, splits=6) as made:
         assert [*made] == [((item, 0, 1), item % 6, 6) for item in range(12)]
 
 
@@ -500,8 +500,8 @@ def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch
     whole = epochs_of(loader(form, 0))
     with loader(form, 0) as made, interrupted_at(-1) as executed:
         list(made)
-    dice, presses = random.Random(form), 0
-    for moment in dice.sample(range(executed[0]), 12):
+    rng, presses = random.Random(form), 0
+    for moment in rng.sample(range(executed[0]), 12):
         with loader(form, 0) as made:
             got: list[Any] = []
             reading = iter(made)

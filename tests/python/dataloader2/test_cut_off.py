@@ -272,7 +272,7 @@ def test_a_one_shot_iterator_raises_an_error_after_ctrl_c_because_it_cannot_be_r
         for _ in range(2):
             with pytest.raises(RuntimeError, match="the range_iterator given to .* is a one-shot iterator"):
                 next(reading)
-        assert made.state_dict()["iteration_state"]["given"] == 17
+        assert made.state_dict()["iteration_state"]["received"] == 17
         assert list(made) == [*range(18, 40)]
 
 
@@ -294,9 +294,9 @@ def test_pipes_that_cannot_be_saved_are_read_again_from_their_beginning() -> Non
         got = read_until_cut(reading, 17)
         state = made.state_dict()
         assert next(reading) == 17
-        assert made.state_dict()["iteration_state"]["given"] == 18
+        assert made.state_dict()["iteration_state"]["received"] == 18
         assert next(iter(made)) == 0
-        assert made.state_dict()["iteration_state"]["given"] == 1  # the count contains only items of the new epoch
+        assert made.state_dict()["iteration_state"]["received"] == 1  # the count contains only items of the new epoch
     with DataLoader2(Unsaved(IterableWrapper(range(40)))) as made:
         made.load_state_dict(state)
         assert got + list(made) == list(range(40))
@@ -340,7 +340,7 @@ def test_a_state_is_not_lost_if_ctrl_c_interrupts_its_way_to_the_main_process(se
             made.load_state_dict(state)
             iter(made)
         again = saved(made)
-        assert again["iteration_state"]["given"] == 7
+        assert again["iteration_state"]["received"] == 7
         assert [list(made), list(made)] == [epochs[0][7:], epochs[1]]
     assert resumed(loader("halting", service), again) == [epochs[0][7:]]
 

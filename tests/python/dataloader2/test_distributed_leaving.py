@@ -75,13 +75,13 @@ def test_a_rank_that_arrives_later_learns_of_an_exception_in_another_rank_s_loop
                     time.sleep(0.3)
                     raise KeyError("in the training")
                 if number == 3:
-                    while not os.path.exists(os.path.join(os.environ["OUTCOMES"], "gone")):
+                    while not os.path.exists(os.path.join(os.environ["OUTCOMES"], "left")):
                         time.sleep(0.01)
     """
     with gloo_job(tmp_path, body) as job:
         assert isinstance(job.outcome(0)[0], KeyError)
         job.processes[0].wait(120)
-        (tmp_path / "gone").touch()
+        (tmp_path / "left").touch()
         error = job.outcome(1)[0]
         assert isinstance(error, RanksLostError), error
         assert "rank 0 of 2 gave up before: rank 0 of 2 left its loop" in str(error)

@@ -129,7 +129,7 @@ def pipeline(service: str, marker: Path) -> Any:
 @pytest.mark.alone
 @pytest.mark.parametrize("service", SERVICES)
 def test_a_thread_of_an_abandoned_epoch_takes_no_seeds_of_the_next_one(service: str, tmp_path: Path) -> None:
-    marker = tmp_path / "said"
+    marker = tmp_path / "written"
     pipe = pipeline(service, marker)
 
     def loader() -> DataLoader2[Any]:

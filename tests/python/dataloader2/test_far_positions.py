@@ -110,7 +110,7 @@ LOADERS: dict[str, Callable[[int], Any]] = {
 def reads_to_resume(make: Callable[[], Any], at: int) -> int:
     loader = make()
     iterator = iter(loader)
-    given = next(islice(iterator, at - 1, None))
+    received = next(islice(iterator, at - 1, None))
     state = pickle.dumps(loader.state_dict())
     del iterator
     end(loader)
@@ -118,7 +118,7 @@ def reads_to_resume(make: Callable[[], Any], at: int) -> int:
     later.load_state_dict(pickle.loads(state))
     before = reads.value
     item = next(iter(later))
-    assert item >= given, "positions were not restored"
+    assert item >= received, "positions were not restored"
     end(later)  # A running worker could still read items during the next count.
     return int(reads.value) - before
 

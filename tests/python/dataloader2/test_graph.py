@@ -200,10 +200,10 @@ def test_traversal_neither_serializes_nor_copies_data():
 def test_pipes_before_a_sharding_filter_get_shared_seeds_and_others_their_own():
     before = Seeded(source())
     middle = Seeded(before.sharding_filter())
-    beside = Seeded(source())
-    end = Seeded([middle, beside])
+    sibling = Seeded(source())
+    end = Seeded([middle, sibling])
     assert set_graph_random_seed(end, Counter()) is end
-    assert [before.seed, end.seed, middle.seed, beside.seed] == [1, 1001, 1002, 1003]
+    assert [before.seed, end.seed, middle.seed, sibling.seed] == [1, 1001, 1002, 1003]
 
 
 def test_a_pipe_that_two_sharding_filters_read_is_seeded_once_and_pipes_without_a_seed_are_passed_over():
@@ -273,8 +273,8 @@ def test_the_dispatching_process_runs_up_to_the_lowest_common_ancestor():
     assert cutting.find_lca_round_robin_sharding_dp(traverse_dps(source().map(str))) is None
     cut = dispatched(source())
     assert cutting.find_lca_round_robin_sharding_dp(traverse_dps(cut.map(str))) is cut
-    beside = cut.zip(source())
-    assert cutting.find_lca_round_robin_sharding_dp(traverse_dps(beside.map(str))) is cut
+    sibling = cut.zip(source())
+    assert cutting.find_lca_round_robin_sharding_dp(traverse_dps(sibling.map(str))) is cut
     both = dispatched(source()).zip(dispatched(source()))
     assert cutting.find_lca_round_robin_sharding_dp(traverse_dps(both.map(str))) is both
     start = source()

@@ -81,8 +81,8 @@ def test_the_state_has_the_documented_keys_and_holds_the_pipe_before_the_service
         *("serialized_datapipe", "reading_service_state", "randomness_state", "version", "iteration_state"),
         *("checksums", "pipeline"),
     }
-    assert (state["version"], state["reading_service_state"]) == (4, None)
-    assert (state["iteration_state"]["given"], state["iteration_state"]["ended"]) == (1, False)
+    assert (state["version"], state["reading_service_state"]) == (5, None)
+    assert (state["iteration_state"]["received"], state["iteration_state"]["ended"]) == (1, False)
     assert list(deserialize_datapipe(state["serialized_datapipe"])) == list(range(1, 7))
     assert list(loader._datapipe_before_reading_service_adapt) == list(range(1, 7))
 
@@ -111,7 +111,7 @@ def test_the_adapters_are_applied_to_a_loaded_pipe():
     [
         (lambda state: [], TypeError, "dictionary"),
         (lambda state: {}, ValueError, "lacks 'serialized_datapipe', 'reading_service_state'"),
-        (lambda state: {**state, "version": 99}, ValueError, "version 99, but this release reads version 4"),
+        (lambda state: {**state, "version": 99}, ValueError, "version 99, but this release reads version 5"),
         (lambda state: {**state, "iteration_state": {}}, ValueError, "damaged in its field 'iteration_state'"),
         (
             lambda state: {**state, "serialized_datapipe": pickle.dumps(3), "checksums": None},

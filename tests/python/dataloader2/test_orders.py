@@ -49,9 +49,9 @@ class Augmented:
 
 
 def endless() -> Iterator[int]:
-    dice, number, buffer = random.Random(), 0, list(range(1, 100))
+    rng, number, buffer = random.Random(), 0, list(range(1, 100))
     while True:
-        index = dice.randrange(len(buffer))
+        index = rng.randrange(len(buffer))
         number, buffer[index] = buffer[index], buffer[index] + 100
         yield number
 

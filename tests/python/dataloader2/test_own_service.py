@@ -33,21 +33,21 @@ class Elsewhere:
 class FromElsewhere(IterDataPipe[Any]):
     def __init__(self, elsewhere: Elsewhere) -> None:
         self.elsewhere = elsewhere
-        self.came = 0
+        self.position = 0
 
     def reset(self) -> None:
-        self.came = 0
+        self.position = 0
 
     def __iter__(self) -> Iterator[Any]:
-        for item in islice(self.elsewhere.graph, self.came, None):
-            self.came += 1
+        for item in islice(self.elsewhere.graph, self.position, None):
+            self.position += 1
             yield item
 
     def state_dict(self) -> dict[str, Any]:
-        return {"came": self.came}
+        return {"position": self.position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.came = state_dict["came"]
+        self.position = state_dict["position"]
 
 
 class OwnService(ReadingServiceInterface):

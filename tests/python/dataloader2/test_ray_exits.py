@@ -52,8 +52,8 @@ def about(loader: DataLoader2[Any]) -> list[Any]:
     return [process.about for process in children._processes]
 
 
-@pytest.mark.parametrize("whose", ["pid", "host"])
-def test_an_error_names_the_killed_worker_and_its_actor(whose: str) -> None:
+@pytest.mark.parametrize("process", ["pid", "host"])
+def test_an_error_names_the_killed_worker_and_its_actor(process: str) -> None:
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(reading)
     with DataLoader2(pipe, reading_service=remote()) as loader:
         got = []
@@ -62,13 +62,13 @@ def test_an_error_names_the_killed_worker_and_its_actor(whose: str) -> None:
                 got.append(item)
                 if len(got) == 50:
                     victim = about(loader)[1]
-                    os.kill(getattr(victim, whose), signal.SIGKILL)
+                    os.kill(getattr(victim, process), signal.SIGKILL)
         assert got == list(range(len(got)))
         assert caught.value.worker == 1
-        assert caught.value.exitcode == (-signal.SIGKILL if whose == "pid" else None)
+        assert caught.value.exitcode == (-signal.SIGKILL if process == "pid" else None)
         text = str(caught.value)
         assert f"worker process 1 (pid {victim.pid} on {victim.node}, Ray actor " in text
-        assert ("was killed by SIGKILL" if whose == "pid" else "Ray reports: The actor died") in text
+        assert ("was killed by SIGKILL" if process == "pid" else "Ray reports: The actor died") in text
         wait_for(lambda: has_exited(victim.pid) and has_exited(victim.host))
 
 
@@ -101,7 +101,7 @@ def test_an_error_gives_ray_s_reason_for_a_lost_node(machines: Any, how: str) ->
 
 def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_module, "ANSWERED", 1.0)
-    deaf: list[Any] = []
+    stopped: list[Any] = []
 
     def read(loader: DataLoader2[int]) -> Iterator[int]:
         for number, item in enumerate(loader):
@@ -109,8 +109,8 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
             if number == 100:
                 # A worker has a longer timeout until it has sent its first item, so the test waits for this item.
                 wait_for(lambda: loader.stats().workers[0].items)
-                deaf.append(about(loader)[0])
-                os.kill(deaf[0].host, signal.SIGSTOP)
+                stopped.append(about(loader)[0])
+                os.kill(stopped[0].host, signal.SIGSTOP)
 
     pipe = IterableWrapper(range(1200)).sharding_filter().map(reading)
     service = remote(timeout=3.0, on_timeout="restart", worker_prefetch_cnt=20)
@@ -119,7 +119,7 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
         DataLoader2(pipe, reading_service=service) as loader,
     ):
         assert list(read(loader)) == list(range(1200))
-    wait_for(lambda: has_exited(deaf[0].pid) and has_exited(deaf[0].host))
+    wait_for(lambda: has_exited(stopped[0].pid) and has_exited(stopped[0].host))
 
 
 @pytest.mark.parametrize(("on_worker_exit", "comes_back"), [("error", False), ("restart", True)])

@@ -268,6 +268,6 @@ def test_the_reset_functions_run_after_seeding_the_services_before_the_users():
 
 
 def test_a_worker_exit_error_keeps_its_fields_when_pickled():
-    error = pickle.loads(pickle.dumps(WorkerExitedError("worker 1 died", worker=1, exitcode=-9, stage="start")))
-    assert (str(error), error.worker, error.exitcode, error.stage) == ("worker 1 died", 1, -9, "start")
+    error = pickle.loads(pickle.dumps(WorkerExitedError("worker 1 exited", worker=1, exitcode=-9, stage="start")))
+    assert (str(error), error.worker, error.exitcode, error.stage) == ("worker 1 exited", 1, -9, "start")
     assert isinstance(error, RuntimeError)

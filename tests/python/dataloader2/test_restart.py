@@ -223,15 +223,15 @@ def test_ctrl_c_while_a_worker_is_replaced_loses_no_item(monkeypatch):
 
 
 def test_a_loader_can_be_shut_down_whenever_a_process_exits():
-    dice = random.Random(3)
+    rng = random.Random(3)
     for number in range(4):
         loader = restarting(pipeline(200, number % 2 == 1))
         iterator = iter(loader)
         next(iterator)
         before = pids_of(loader)
-        for pid in dice.sample(before, 2):
+        for pid in rng.sample(before, 2):
             os.kill(pid, signal.SIGKILL)
-        for _ in range(dice.randrange(4)):
+        for _ in range(rng.randrange(4)):
             next(iterator)
         started = time.monotonic()
         loader.shutdown()

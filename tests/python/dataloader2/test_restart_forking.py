@@ -102,7 +102,7 @@ def test_every_caller_learns_how_a_child_has_ended_even_if_a_reply_was_lost():
 
 
 def test_a_process_that_forks_and_is_stopped_is_waited_for_but_not_for_ever(monkeypatch):
-    monkeypatch.setitem(forker._PATIENCE, "fork", 0.3)
+    monkeypatch.setitem(forker._TIMEOUTS, "fork", 0.3)
     loader, iterator, _ = begun()
     with loader:
         os.kill(forker_of(loader), signal.SIGSTOP)

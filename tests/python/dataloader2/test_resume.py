@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import resuming
-from lives import pipelines
 from one_rank import Alone
 from programs import output_of
+from random_loaders import pipelines
 from resuming import check_resumes, continued, epochs_of, resumed, saved, stopped
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import (
@@ -202,10 +202,10 @@ print(json.dumps(found))
 
 def test_snapshots_of_any_size_reach_main_whole():
     """Snapshots of up to 4 KiB are sent inside a message, and larger snapshots in a block of shared memory."""
-    for whose, sizes in json.loads(output_of(OF_ANY_SIZE)).items():
-        assert sum(size < 4096 for size in sizes) > 2, (whose, sizes)
-        assert sum(4096 < size < 10_000 for size in sizes) > 2, (whose, sizes)
-        assert max(sizes) > 300_000, (whose, sizes)
+    for form, sizes in json.loads(output_of(OF_ANY_SIZE)).items():
+        assert sum(size < 4096 for size in sizes) > 2, (form, sizes)
+        assert sum(4096 < size < 10_000 for size in sizes) > 2, (form, sizes)
+        assert max(sizes) > 300_000, (form, sizes)
 
 
 def clocked(item):
@@ -301,13 +301,13 @@ while True:
 def test_a_program_that_is_killed_while_it_saves_resumes_from_its_last_file(tmp_path):
     program = KILLED.format(folder=os.path.dirname(__file__))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    dice, log = random.Random(5), tmp_path / "log"
+    rng, log = random.Random(5), tmp_path / "log"
     log.touch()
     for _ in range(2):
         process = subprocess.Popen([sys.executable, "-c", program], cwd=tmp_path, env=environment)
         size = log.stat().st_size
         wait_for(lambda size=size: log.stat().st_size > size)
-        time.sleep(dice.uniform(0, 0.1))
+        time.sleep(rng.uniform(0, 0.1))
         process.kill()
         process.wait()
     lines = log.read_text().splitlines()
@@ -330,8 +330,8 @@ def test_the_shards_of_an_epoch_are_described_for_every_process_that_runs_them(d
     for index, number in enumerate([2, 3, 1] if dispatched else [2, 3, 0, 1]):
         service = MultiProcessingReadingService(number) if number else InProcessReadingService()
         _, state = stopped(resuming.begun(DataLoader2(pipe, reading_service=service), state), 6)
-        given = 6 * index + 6
+        received = 6 * index + 6
         lines = describe(state).splitlines()
-        assert lines[0] == f"inside an epoch, after {given} items"
-        shards = [line.partition(", ")[0] for line in lines if " given, " in line]
-        assert shards == [f"shard {number}: {given // 2} items given" for number in range(2)]
+        assert lines[0] == f"inside an epoch, after {received} items"
+        shards = [line.partition(", ")[0] for line in lines if " received, " in line]
+        assert shards == [f"shard {number}: {received // 2} items received" for number in range(2)]

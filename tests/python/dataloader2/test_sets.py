@@ -41,7 +41,7 @@ SETS: dict[str, set[Any]] = {
     "mixed": {"a", b"a", 1, None, Path("a"), Color.RED, ("a",), frozenset({"a"})},
 }
 
-LOOK = "print(*map(repr, read(SETS[sys.argv[1]])), sep='\\n')\n"
+PRINT = "print(*map(repr, read(SETS[sys.argv[1]])), sep='\\n')\n"
 READERS = {
     "DataLoader2": "from torchdata.dataloader2 import DataLoader2\n"
     "from torchdata.datapipes.iter import IterableWrapper\n"
@@ -60,7 +60,7 @@ READERS = {
 
 
 def read_with_hash_seed(readers: list[str], members: str, seed: int) -> list[str]:
-    program = "".join(READERS[reader] + LOOK for reader in readers)
+    program = "".join(READERS[reader] + PRINT for reader in readers)
     printed = output_of(f"import sys\nfrom test_sets import SETS\n{program}", members, PYTHONHASHSEED=str(seed))
     return [line.partition(" at 0x")[0] if "object" in line else line for line in printed.splitlines()]
 

@@ -199,17 +199,17 @@ def shown(pipe: Any, info: Any) -> Any:
 def test_functions_of_the_user_see_the_shard() -> None:
     torch = pytest.importorskip("torch")
 
-    def who(workers: int, state: Any = None) -> DataLoader2[Any]:
+    def loader_of(workers: int, state: Any = None) -> DataLoader2[Any]:
         service = MultiProcessingReadingService(workers, worker_init_fn=shown)
         return begun(DataLoader2(WhoAmI(source()), reading_service=service), state)
 
-    [whole] = epochs_of(who(3), 1)
+    [whole] = epochs_of(loader_of(3), 1)
     assert {(worker, shown) for (_, worker), *shown in whole for shown in [tuple(shown)]} == {
         ((n, 3), (n, 3)) for n in range(3)
     }
-    _, state = stopped(who(3), 4)
+    _, state = stopped(loader_of(3), 4)
     for new in 0, 1, 2:
-        assert epochs_of(who(new, state), 1) == [whole[4:]]
+        assert epochs_of(loader_of(new, state), 1) == [whole[4:]]
     assert torch.utils.data.get_worker_info() is None
 
 
@@ -383,7 +383,7 @@ def test_a_thread_that_reads_ahead_takes_no_item_while_shards_are_saved(monkeypa
     position = WorkerOutput.position
 
     # The sleep gives the thread time to take an item if it is not paused.
-    monkeypatch.setattr(WorkerOutput, "position", lambda *given: time.sleep(0.1) or position(*given))
+    monkeypatch.setattr(WorkerOutput, "position", lambda *arguments: time.sleep(0.1) or position(*arguments))
     begun = of_split_ranks(2, 0, 3)
     rest = in_steps(of_split_ranks(3, 0, None, states_of(begun)))
     monkeypatch.undo()
@@ -420,8 +420,8 @@ def test_pipes_keep_their_state_while_shards_move_again_and_again(moves: Any, sp
 
 def test_an_error_names_the_service_or_the_number_that_cannot_be_used_with_splits() -> None:
     class Own:
-        def initialize(self, *given: Any) -> Any:
-            return given[0]
+        def initialize(self, *arguments: Any) -> Any:
+            return arguments[0]
 
         initialize_iteration = finalize = initialize
 
@@ -433,15 +433,15 @@ def test_an_error_names_the_service_or_the_number_that_cannot_be_used_with_split
 
 
 @pytest.mark.parametrize(
-    ("workers", "given", "after"), [(1, 3, "held"), (3, 20, "held"), (3, 3, "batched"), (1, 9, "batched")]
+    ("workers", "taken", "after"), [(1, 3, "held"), (3, 20, "held"), (3, 3, "batched"), (1, 9, "batched")]
 )
-def test_batches_that_pipes_of_the_main_process_hold_are_kept_by_workers(workers: int, given: int, after: str) -> None:
+def test_batches_that_pipes_of_the_main_process_hold_are_kept_by_workers(workers: int, taken: int, after: str) -> None:
     def loader(number: int) -> DataLoader2[Any]:
         pipe = IterableWrapper(range(90)).shuffle().sharding_filter().batch(2).pin_memory(pin_memory_fn=unpinned)
         pipe = pipe.prefetch(3) if after == "held" else pipe.batch(2)
         return DataLoader2(pipe, reading_service=service(number))
 
-    _, state, rest = continued(begun(loader(0)), given)
+    _, state, rest = continued(begun(loader(0)), taken)
     assert resumed(loader(workers), state) == [rest]
 
 

@@ -274,7 +274,7 @@ class ExitsOnce(Views):
 
 def test_a_forked_replacement_process_inherits_the_data(tmp_path: Path) -> None:
     service = MultiProcessingReadingService(1, "fork", on_worker_exit="restart")
-    with DataLoader2.from_dataset(ExitsOnce(tmp_path / "died"), reading_service=service) as loader:
+    with DataLoader2.from_dataset(ExitsOnce(tmp_path / "exited"), reading_service=service) as loader:
         with pytest.warns(RuntimeWarning, match="SIGKILL"):
             assert list(loader) == list(range(SIZE))
         assert list(loader) == list(range(SIZE))

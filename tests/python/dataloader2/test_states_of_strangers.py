@@ -310,13 +310,13 @@ def test_a_generator_position_beyond_its_numbers_is_refused():
 @pytest.mark.parametrize(
     ("path", "value", "words"),
     [
-        (("given",), -1, "drops 0 of -1"),
-        (("given",), 1 << 60, "drops 0 of"),
+        (("received",), -1, "drops 0 of -1"),
+        (("received",), 1 << 60, "drops 0 of"),
         (("drop",), 3, "drops 3 of 2"),
         (("workers", "turn"), 7, "turn of worker 7"),
         (("workers", "dispatches"), 1, "with"),
-        (("workers", "workers", 0, "given"), (1 << 60, 0), "worker 0 has"),
-        (("workers", "workers", 0, "given"), (1, 1 << 64), "worker 0 has"),
+        (("workers", "workers", 0, "received"), (1 << 60, 0), "worker 0 has"),
+        (("workers", "workers", 0, "received"), (1, 1 << 64), "worker 0 has"),
         (("workers", "workers"), [], "has no workers"),
         (("workers",), None, "has no snapshot, and drops only 0 of 2 items"),
         (("shards",), None, "shards are None"),

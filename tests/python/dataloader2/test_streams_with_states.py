@@ -109,25 +109,25 @@ def check_chains(make: Callable[[], Any], *chains: list[int]) -> None:
 
 
 def chained(make: Callable[[], Any], stops: list[int]) -> list[list[Any]]:
-    state, given, is_inside = None, list[list[Any]](), False
+    state, received, is_inside = None, list[list[Any]](), False
     for steps in [*stops, None]:
         reader = Reader(make())
         if state is not None:
             if isinstance(reader.loader, Loader):  # Without this, a loop after the last item would read the next epoch.
-                reader.loader.restart_on_stop_iteration = not (is_inside and given[-1])
+                reader.loader.restart_on_stop_iteration = not (is_inside and received[-1])
             reader.loader.load_state_dict(state)
         if is_inside:
-            reader.epochs = [given.pop()]
+            reader.epochs = [received.pop()]
             reader.iterator = iter(reader.loader)
         if steps is None:
-            given += reader.finish(3 - len(given))
+            received += reader.finish(3 - len(received))
             break
         for _ in range(steps):
             reader.step()
         state, is_inside = state_of(reader.loader), reader.iterator is not None
-        given += reader.epochs
+        received += reader.epochs
         end(reader.loader)
-    return given
+    return received
 
 
 #: Each loader is tested with half of the streams. Loaders must not call the method `NeedsArguments.state_dict`.

@@ -17,7 +17,7 @@ def small_bombs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def deaf() -> Iterator[str]:
+def silent() -> Iterator[str]:
     """Returns the address of a server that accepts connections, but never answers requests."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}"

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from drivers.frame import Skipped
-from lives.graphs import GraphLife
 from pipes_table import ELSEWHERE, ROWS
 from random_graphs.check import check_graph
 from random_graphs.graphs import Graph
 from random_graphs.loaders import Loader
 from random_graphs.stages import GLOBAL, OVER_ONE, OVER_SEVERAL, SOURCES, THREADED
+from random_loaders.graphs import GraphLoaderPlan
 from torchdata._engine import snapshots
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
@@ -40,7 +40,7 @@ def test_a_thread_that_waits_for_a_dispatched_item_keeps_no_later_epoch_waiting(
     monkeypatch.setattr(Prefetcher, "patience", 1000.0)
     monkeypatch.setattr(snapshots, "SECONDS", 0.0)
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)
-    with GraphLife(7000026).made() as loader:
+    with GraphLoaderPlan(7000026).made() as loader:
         loader.seed(7000026)
         epochs = [[(loader.state_dict(), item)[1] for item in loader] for _ in range(4)]
         assert len(epochs) == 4
@@ -70,14 +70,14 @@ def test_a_graph_that_has_failed_resumes_from_a_loaded_state() -> None:
 
 @pytest.mark.filterwarnings("ignore:Data from prior DataPipe are read by IterToMapConverter")
 def test_no_pipe_is_missing_from_random_graphs() -> None:
-    dice = random.Random(1)
+    rng = random.Random(1)
 
     def source() -> Any:
         return IterableWrapper([3, 1, 4, 1, 5])
 
-    ends = [stage(dice, 5) for stage in SOURCES.values()]
-    ends += [stage(dice, source()) for stages in (OVER_ONE, GLOBAL, THREADED) for stage in stages.values()]
-    ends += [stage(dice, [source(), source()]) for stage in OVER_SEVERAL.values()]
+    ends = [stage(rng, 5) for stage in SOURCES.values()]
+    ends += [stage(rng, source()) for stages in (OVER_ONE, GLOBAL, THREADED) for stage in stages.values()]
+    ends += [stage(rng, [source(), source()]) for stage in OVER_SEVERAL.values()]
     ends += [Loader(number, ("workers",)).pipe() for number in range(30)]
     found = {type(pipe).__name__ for end in ends for pipe in walk(end)}
     assert {f"row {row.name}" for row in ROWS} - {"row cycle_for_ever"} <= {*OVER_ONE, *THREADED}

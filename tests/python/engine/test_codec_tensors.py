@@ -29,7 +29,7 @@ BY_CAPSULES = """
 import warnings
 warnings.simplefilter("ignore")
 from torchdata._engine.items import tensors
-tensors.dlpack_ways = lambda ways=tensors.dlpack_ways: (None, *ways()[1:])
+tensors.dlpack_functions = lambda ways=tensors.dlpack_functions: (None, *ways()[1:])
 import random_tensors
 random_tensors.hold_to_the_end(1)
 print(random_tensors.run(1, 15))

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from drivers.frame import Driver, Outcome, outcomes, parser_of
-from lives import plans, run
-from lives.epochs import read_epoch
-from lives.pipelines import Differs, Failing
+from random_loaders import plans, run
+from random_loaders.epochs import read_epoch
+from random_loaders.pipelines import Differs, Failing
 from torchdata.dataloader2 import DataLoader2
 from torchdata.datapipes.iter import IterableWrapper
 from watchdog import survivors_of
@@ -25,12 +25,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarn
 SUPPORT = Path(__file__).parents[1] / "support"
 
 RUNS = [
-    "lives --calm --runs 2",
-    "lives --calm --runs 1 --seed 105 --start-methods spawn",
-    "lives --calm --runs 1 --seed 301 --start-methods remote",
-    "lives --calm --blows --runs 2",
-    "lives --calm --blows --runs 1 --seed 201 --start-methods forkserver",
-    "graph-lives --calm --runs 2 --seed 3",
+    "loaders --no-interrupts --runs 2",
+    "loaders --no-interrupts --runs 1 --seed 105 --start-methods spawn",
+    "loaders --no-interrupts --runs 1 --seed 301 --start-methods remote",
+    "loaders --no-interrupts --faults --runs 2",
+    "loaders --no-interrupts --faults --runs 1 --seed 201 --start-methods forkserver",
+    "graph-loaders --no-interrupts --runs 2 --seed 3",
     "files --runs 3",
 ]
 
@@ -93,13 +93,13 @@ def test_the_driver_reports_a_loader_that_resumes_elsewhere(monkeypatch: pytest.
         next(iter(self), None)
 
     monkeypatch.setattr(plans.DataLoader2, "load_state_dict", off_by_one)
-    monkeypatch.setattr(plans.Life, "may_press", False)
+    monkeypatch.setattr(plans.LoaderPlan, "may_press", False)
     found = 0
     for seed in range(1, 40):
-        life = plans.Life(seed)
-        if life.kind != "workers" and life.items > 20:
+        plan = plans.LoaderPlan(seed)
+        if plan.kind != "workers" and plan.items > 20:
             try:
-                run.check(life)
+                run.check(plan)
             except Differs:
                 found += 1
         if found > 2:

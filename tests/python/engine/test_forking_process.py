@@ -109,13 +109,13 @@ def test_a_stopped_process_is_replaced(monkeypatch):
     with loader(pipe, multiprocessing_context="forkserver") as dl:
         assert list(dl) == list(range(9))
     stopped = fork_server()
-    monkeypatch.setitem(forker._PATIENCE, "fork", 0.3)
+    monkeypatch.setitem(forker._TIMEOUTS, "fork", 0.3)
     os.kill(stopped, signal.SIGSTOP)
     asked = RemoteChild._ask
 
     def ask(child, by):
         if by.pid != stopped:
-            monkeypatch.setitem(forker._PATIENCE, "fork", 30.0)
+            monkeypatch.setitem(forker._TIMEOUTS, "fork", 30.0)
         return asked(child, by)
 
     monkeypatch.setattr(RemoteChild, "_ask", ask)

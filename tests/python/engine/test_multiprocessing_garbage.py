@@ -94,7 +94,7 @@ def leave_a_cycle(path, datapipe, _worker_info):
 
 
 def test_cycles_from_the_start_are_finalised_where_a_spawned_worker_ends(tmp_path):
-    path = tmp_path / "said"
+    path = tmp_path / "written"
     leave = functools.partial(leave_a_cycle, str(path))
     pipe = IterableWrapper([0]).map(identity)
     with loader(pipe, num_workers=1, multiprocessing_context="spawn", worker_init_fn=leave) as dl:

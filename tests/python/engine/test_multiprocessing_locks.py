@@ -268,7 +268,7 @@ def test_an_error_names_the_owner_of_a_lock_that_is_never_free(lock, monkeypatch
 def test_ctrl_c_does_not_wait_for_a_held_lock(lock, monkeypatch):
     lock(lambda _: hang())
     monkeypatch.setattr(fork, "LIMITS", (1000.0,))
-    monkeypatch.setattr(fork, "PATIENCE", 1000.0)
+    monkeypatch.setattr(fork, "TIMEOUT", 1000.0)
 
     def press():
         wait_for(lambda: len(children()) >= 1)
@@ -293,7 +293,7 @@ def test_a_child_that_exits_before_it_begins_is_reported(lock):
 @pytest.mark.usefixtures("children_are_killed_soon")
 def test_the_main_process_does_not_wait_endlessly_for_a_stopped_child(lock, monkeypatch):
     lock(lambda _: os.kill(os.getpid(), signal.SIGSTOP))
-    monkeypatch.setattr(fork, "PATIENCE", 0.2)
+    monkeypatch.setattr(fork, "TIMEOUT", 0.2)
     with (
         loader(IterableWrapper(range(20)), 1, timeout=0.5) as served,  # a stopped worker sends no item
         pytest.raises(TimeoutError, match="no item came from worker process 0 within"),

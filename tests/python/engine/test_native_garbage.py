@@ -229,7 +229,7 @@ def test_every_class_is_tried_here_or_holds_no_objects():
         "IterationToken",
         "LeasedBuffer",
         "Link",
-        "Obedience",
+        "CommandState",
         "Replacing",
         "Meeting",
         "OwnedDescriptor",

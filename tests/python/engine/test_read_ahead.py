@@ -176,15 +176,15 @@ def test_an_error_of_the_function_is_raised_at_its_position(way: Way, monkeypatc
 def test_a_state_at_any_moment_has_exactly_the_undelivered_items(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     for position in range(0, 13, 3):
         reading = begun(way, 12, uneven, monkeypatch)
-        given = [next(reading) for _ in range(position)]
+        received = [next(reading) for _ in range(position)]
         time.sleep(random.choice([0, 0.001, 0.005]))
         state = reading.state()
         if not isinstance(reading, Loader):  # other tests compare the states of `Loader` with torch's states
             state = pickle.loads(pickle.dumps(state))
         rest = list(begun(way, 12, uneven, monkeypatch, state))
-        assert sorted(given + rest) == list(range(12)), position
+        assert sorted(received + rest) == list(range(12)), position
         if position < 12:
-            assert sorted(given + list(reading)) == list(range(12)), "whoever took it goes on"
+            assert sorted(received + list(reading)) == list(range(12)), "whoever took it goes on"
 
 
 class Gate:

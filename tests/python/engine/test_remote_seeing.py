@@ -158,12 +158,12 @@ def test_a_hanging_remote_worker_causes_a_warning_with_its_node_and_stack(
 ) -> None:
     def waits(x: int) -> int:
         if x == 31:
-            wait_for((tmp_path / "told").exists)
+            wait_for((tmp_path / "reported").exists)
         return x
 
     pipe = IterableWrapper(range(100)).sharding_filter().map(waits)
     with (
-        stalls_reported(tmp_path / "told", monkeypatch, "main waits for worker process 1", "in waits") as shown,
+        stalls_reported(tmp_path / "reported", monkeypatch, "main waits for worker process 1", "in waits") as shown,
         DataLoader2(pipe, reading_service=LocallyRemote(WORKERS), stall_warning=0.5) as loader,
     ):
         assert list(loader) == list(range(100))

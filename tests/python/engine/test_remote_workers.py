@@ -112,8 +112,8 @@ import cloudpickle, os, signal, sys, time
 from torchdata._engine.remote import host
 from torchdata._engine.remote.host import Host, RemoteSetup
 from torchdata._engine.workers.child import ChildSetup
-if sys.argv[1] == "deaf":
-    host.DEAF, host.LOOK = 1.0, 0.1
+if sys.argv[1] == "silent":
+    host.SILENCE_TIMEOUT, host.POLL_INTERVAL = 1.0, 0.1
 if __name__ == "__main__":
     until, write = os.pipe()
     if sys.argv[1] == "orphan" and os.fork():
@@ -137,7 +137,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("kind", ["deaf", "orphan"])
+@pytest.mark.parametrize("kind", ["silent", "orphan"])
 def test_a_host_exits_without_messages_or_if_its_parent_and_its_worker_exited(kind: str, tmp_path: Path) -> None:
     (tmp_path / "hosting.py").write_text(HOSTING)
     command = [sys.executable, str(tmp_path / "hosting.py"), kind]
@@ -160,8 +160,8 @@ def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
     return first, iterator
 
 
-def test_a_call_is_obeyed_although_earlier_items_find_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(epochs_module, "OBEDIENCE", 60.0)  # limits the wait if this test fails
+def test_a_call_is_executed_although_earlier_items_find_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(epochs_module, "ANSWER_TIMEOUT", 60.0)  # limits the wait if this test fails
     with full() as loader:
         first, iterator = first_of(loader)
         loader.reading_service._pause(as_it_is)

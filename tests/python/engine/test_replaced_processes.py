@@ -76,10 +76,10 @@ def test_nothing_is_lost_if_a_process_hangs_even_after_a_load(family: Any, way: 
     (tmp_path / "resumed").mkdir()
     with ended(family(At(Hanging(way, tmp_path)), **HANGS)) as loader:
         iterator = iter(loader)
-        came = [next(iterator) for _ in range(3)]
+        received = [next(iterator) for _ in range(3)]
         state = loader.state_dict()
         with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
-            assert came + list(iterator) == list(range(COUNT))
+            assert received + list(iterator) == list(range(COUNT))
     with ended(family(At(Hanging(way, tmp_path / "resumed")), **HANGS)) as loader:
         loader.load_state_dict(state)
         with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):

@@ -23,7 +23,7 @@ class Recorder(tn.BaseNode[Any]):
         super().__init__()
         self.size = size
         self.notes = ""
-        self.given: list[Any] = []
+        self.saved: list[Any] = []
         self.loaded: list[Any] = []
         self.position: int | None = None
         self.calling = threading.Lock()
@@ -46,7 +46,7 @@ class Recorder(tn.BaseNode[Any]):
     def get_state(self) -> dict[str, Any]:
         assert self.position is not None, "a state was asked for before a reset"
         with self.called("g"):
-            self.given.append({"position": self.position})
+            self.saved.append({"position": self.position})
             return {"position": self.position}
 
     def called(self, note: str) -> Any:
@@ -134,7 +134,7 @@ def test_every_node_calls_its_sources_as_documented_in_the_guide(inner: str, out
     assert sorted(map(repr, later)) == sorted(map(repr, whole[1]))
     assert resumed.notes.startswith("L")
     assert resumed.notes.count("L") == 1
-    assert all(state in recorder.given for state in resumed.loaded)
+    assert all(state in recorder.saved for state in resumed.loaded)
 
 
 @pytest.mark.parametrize("name", ASKING)

@@ -46,10 +46,10 @@ def test_no_item_is_lost_out_of_order_or_in_batches(tmp_path: Path, options: dic
 @pytest.mark.filterwarnings("ignore:.*A new process:RuntimeWarning")
 @pytest.mark.parametrize("seed", range(2))
 def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -> None:
-    chance, came, states = random.Random(seed), [], []
+    chance, received, states = random.Random(seed), [], []
     loader = Loader(mapper(abs, 100))
     for item in loader:
-        came.append(item)
+        received.append(item)
         states.append(loader.state_dict())
         if chance.random() < 0.1:
             members = loader.root._it._workers.members  # type: ignore[attr-defined]
@@ -57,7 +57,7 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
             with contextlib.suppress(ProcessLookupError):  # the exited process may not be replaced yet
                 if pid is not None:  # None while the replacement is not started
                     os.kill(pid, signal.SIGKILL)
-    assert came == list(range(100))
+    assert received == list(range(100))
     for number in chance.sample(range(100), 2):
         loader.load_state_dict(states[number])
         assert list(loader) == list(range(number + 1, 100))

@@ -52,8 +52,8 @@ def test_no_two_processes_draw_the_same_numbers(tmp_path: Path) -> None:
 def test_processes_of_two_mappers_in_one_graph_draw_different_numbers() -> None:
     inner = mapper(IterableWrapper(range(4)), lambda item: (draw(item),), 1)
     with Loader(mapper(inner, lambda draws: (*draws, draw(None)), 1)) as loader:
-        came = [one for pair in loader for one in pair]
-    assert len(set(came)) == 8
+        received = [one for pair in loader for one in pair]
+    assert len(set(received)) == 8
 
 
 def test_the_main_process_draws_the_same_numbers_as_without_processes() -> None:
@@ -79,6 +79,6 @@ class DrawsAndExits:
 def test_a_process_that_replaces_another_does_not_repeat_its_numbers(tmp_path: Path) -> None:
     node = mapper(IterableWrapper(range(8)), DrawsAndExits(tmp_path), 1, on_worker_exit="restart")
     with Loader(node) as loader:
-        came = list(loader)
+        received = list(loader)
     assert len(list(tmp_path.iterdir())) == 1
-    assert len(set(came)) == 8
+    assert len(set(received)) == 8

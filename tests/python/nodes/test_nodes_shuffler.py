@@ -37,9 +37,9 @@ GRAPHS: dict[str, Callable[[], tn.BaseNode[Any]]] = {
 @pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS.keys())
 def test_a_state_from_any_position_resumes_exactly(make: Callable[[], tn.BaseNode[Any]]) -> None:
     with tn.Loader(make()) as loader:
-        states, came = [copy.deepcopy(loader.state_dict())], []
+        states, received = [copy.deepcopy(loader.state_dict())], []
         for item in loader:
-            came.append(item)
+            received.append(item)
             states.append(pickle.loads(pickle.dumps(loader.state_dict())))
     for count, state in enumerate(states[:-1]):
         with tn.Loader(make()) as loader:
@@ -48,12 +48,12 @@ def test_a_state_from_any_position_resumes_exactly(make: Callable[[], tn.BaseNod
             rest = [next(iterator)]
             again = copy.deepcopy(loader.state_dict())  # The second state belongs to a loader that was itself resumed.
             rest += list(iterator)
-            assert sorted(came[:count] + rest) == sorted(came)
+            assert sorted(received[:count] + rest) == sorted(received)
         with tn.Loader(make(), restart_on_stop_iteration=False) as loader:
             loader.load_state_dict(again)
-            assert sorted([*came[:count], rest[0], *loader]) == sorted(came)
+            assert sorted([*received[:count], rest[0], *loader]) == sorted(received)
         if make is not GRAPHS["out of order"]:
-            assert rest == came[count:]
+            assert rest == received[count:]
 
 
 def test_the_order_is_random_within_the_buffer_and_follows_from_the_seed() -> None:
@@ -82,12 +82,12 @@ def test_items_in_the_buffer_outlive_an_error_of_the_source() -> None:
             raise KeyError(number)
         return number
 
-    node, came = tn.Shuffler(tn.Mapper(numbers(12), fails_once), 4), []
+    node, received = tn.Shuffler(tn.Mapper(numbers(12), fails_once), 4), []
     with pytest.raises(KeyError):
         while True:
-            came.append(next(node))
-    came += list(node)
-    assert sorted(came) == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+            received.append(next(node))
+    received += list(node)
+    assert sorted(received) == [0, 1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,12 @@ def test_small_items_are_sent_together_and_large_or_mutable_ones_are_not(togethe
 
 
 def test_no_item_waits_for_others_to_be_sent_together() -> None:
-    came = threading.Semaphore(0)
+    answered = threading.Semaphore(0)
 
     class Hesitant(Drawn):
         def next(self) -> Any:
             if self.drawn in (5, 6, MANY, MANY + 3):
-                assert came.acquire(timeout=120)
+                assert answered.acquire(timeout=120)
             return super().next()
 
     node = mapper(Hesitant(MANY + 10), abs, 2)
@@ -85,23 +85,23 @@ def test_no_item_waits_for_others_to_be_sent_together() -> None:
     for number in range(1, MANY + 11):
         assert next(node) == number
         if number in (5, 6, MANY, MANY + 3):
-            came.release()
+            answered.release()
     node.shutdown()
 
 
 def test_results_are_received_while_the_process_computes_a_later_item_of_the_message() -> None:
-    came = multiprocessing.get_context("fork").Semaphore(0)
+    answered = multiprocessing.get_context("fork").Semaphore(0)
     slow = {2, MANY, MANY + 1, MANY + 40}
 
     def waits(number: int) -> int:
-        assert number not in slow or came.acquire(timeout=120)
+        assert number not in slow or answered.acquire(timeout=120)
         return number
 
     node = mapper(range(MANY + 100), waits)
     node.reset()
     for number in range(MANY + 100):
         if number in slow:
-            came.release()
+            answered.release()
         assert next(node) == number
     node.shutdown()
 

@@ -58,14 +58,14 @@ def test_a_package_whose_front_door_upstream_has_replaced_warns_and_names_the_re
 
 
 def test_two_distributions_in_one_folder_are_named_when_the_package_is_imported(site: Path) -> None:
-    beside = site / "torchdata-0.11.0.dist-info"
+    installed = site / "torchdata-0.11.0.dist-info"
     without_files = site / "torchdata-0.11.0+rs.0.1.0.dist-info"
     try:
         without_files.mkdir()
         assert "side by side" not in warnings_of(site)
-        beside.mkdir()
+        installed.mkdir()
         message = warnings_of(site)
     finally:
         without_files.rmdir()
-        beside.rmdir()
+        installed.rmdir()
     assert "<string>:1: UserWarning: the distributions torchdata 0.11.0 and torchdata-rs" in message

@@ -91,18 +91,18 @@ def test_a_name_that_was_not_set_is_not_deleted() -> None:
 
 
 def test_the_time_that_workers_have_to_join_is_patched_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = []
+    passed = []
     wait = shutdown.wait_for_all
     monkeypatch.setattr(
         shutdown,
         "wait_for_all",
-        lambda children, seconds, *rest: given.append(seconds) or wait(children, seconds, *rest),
+        lambda children, seconds, *rest: passed.append(seconds) or wait(children, seconds, *rest),
     )
     monkeypatch.setattr("torchdata._constants.default_dl2_worker_join_timeout_in_s", 1000.0)
     loader = DataLoader2(IterableWrapper([0]), reading_service=MultiProcessingReadingService(1))
     list(loader)
     loader.shutdown()
-    assert 900 < given[0] <= 1000
+    assert 900 < passed[0] <= 1000
 
 
 def test_the_state_of_a_loader_is_made_by_a_patched_serialize_datapipe() -> None:

@@ -39,8 +39,8 @@ class Characters:
 
 @pytest.fixture
 def documents(tmp_path: Path) -> str:
-    dice = random.Random(1)
-    texts = ["".join(dice.choices("abcdefghij", k=dice.randrange(1, 50))) for _ in range(100)]
+    rng = random.Random(1)
+    texts = ["".join(rng.choices("abcdefghij", k=rng.randrange(1, 50))) for _ in range(100)]
     path = tmp_path / "documents.txt"
     path.write_text("\n".join(texts))
     return str(path)

@@ -31,14 +31,14 @@ def test_the_rest_of_the_epoch_and_the_next_one_equal_those_of_an_uninterrupted_
     seed_all(1)
     whole = loader(4, kind, workers)
     first, second = flat(whole), flat(whole)
-    for given, size in ((1, 6), (5, 3), (7, 7), (12, 5))[: 2 if workers else 4]:
+    for received, size in ((1, 6), (5, 3), (7, 7), (12, 5))[: 2 if workers else 4]:
         seed_all(1)
         run = loader(4, kind, workers)
         epoch = iter(run)
-        assert flat(next(epoch) for _ in range(given)) == first[: 4 * given]
+        assert flat(next(epoch) for _ in range(received)) == first[: 4 * received]
         run = loaded(loader(size, kind, workers), run.state_dict())
         rest = [batch.tolist() for batch in run]
-        assert [item for batch in rest for item in batch] == first[4 * given :]
+        assert [item for batch in rest for item in batch] == first[4 * received :]
         assert all(len(batch) == size for batch in rest[:-1])
         assert flat(run) == second
 

@@ -97,8 +97,8 @@ def loader_of(dataset: Any = None, workers: int = 0, **options: Any) -> Any:
 def epoch_of(batches: Any) -> list[Any]:
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
-        came: list[Any] = [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
-    return [came, "\n".join(str(one.message) for one in shown if issubclass(one.category, RuntimeWarning))]
+        received: list[Any] = [batch.tolist() if isinstance(batch, torch.Tensor) else batch for batch in batches]
+    return [received, "\n".join(str(one.message) for one in shown if issubclass(one.category, RuntimeWarning))]
 
 
 def flat(batches: list[Any]) -> list[Any]:
@@ -175,11 +175,11 @@ def test_a_worker_exit_does_not_change_the_counts_and_the_log(tmp_path: Any) -> 
     log = tmp_path / "log"
     loader = loader_of(workers=2, on_worker_exit="restart", error_log=log)
     iterator = iter(loader)
-    came = [next(iterator).tolist()]
+    received = [next(iterator).tolist()]
     for pid in loader._iterator._pool.pids:
         os.kill(pid, signal.SIGKILL)
     rest, shown = epoch_of(iterator)
-    assert came + rest == LEFT
+    assert received + rest == LEFT
     assert message_of(Some) in shown
     assert [json.loads(line)["index"] for line in log.read_text().splitlines()] == list(BROKEN)
 
@@ -350,8 +350,8 @@ def test_items_of_an_iterator_are_yielded_one_at_a_time_and_in_several_workers()
     for options in ({}, {"persistent_workers": True}):
         loader = loader_of(Steps(), 2, batch_size=2, **options)
         for _ in range(2):
-            came, shown = epoch_of(loader)
-            assert sorted(flat(came)) == flat(LEFT)
+            received, shown = epoch_of(loader)
+            assert sorted(flat(received)) == flat(LEFT)
             assert shown == message_of(Steps)
 
 

@@ -34,9 +34,9 @@ def test_later_epochs_have_the_order_of_the_run_that_was_not_stopped(
     options: dict[str, Any], name: str, size: int | None
 ) -> None:
     def make() -> Any:
-        given = SAMPLERS[name](32, 4)
-        batches = {} if "batch_sampler" in given else {"batch_size": size}
-        return StatefulDataLoader(range(40), **given, **batches, **options)
+        arguments = SAMPLERS[name](32, 4)
+        batches = {} if "batch_sampler" in arguments else {"batch_size": size}
+        return StatefulDataLoader(range(40), **arguments, **batches, **options)
 
     if options:  # Tests with workers use fewer positions, because each epoch starts new workers.
         check_resumes(make, [(0, 0), (0, None), (1, 1)] if name == "shuffle" else [(1, 1)], count=3)

@@ -43,12 +43,12 @@ def pids_of(loader: Any) -> list[int]:
     return loader._iterator._pool.pids  # type: ignore[no-any-return]
 
 
-def kill(loader: Any, worker: int, blow: signal.Signals = signal.SIGKILL) -> None:
-    os.kill(pids_of(loader)[worker], blow)
+def kill(loader: Any, worker: int, number: signal.Signals = signal.SIGKILL) -> None:
+    os.kill(pids_of(loader)[worker], number)
 
 
 def read(
-    loader: Any, exits: dict[tuple[int, int], int], breaks: int | None = None, blow: signal.Signals = signal.SIGKILL
+    loader: Any, exits: dict[tuple[int, int], int], breaks: int | None = None, number: signal.Signals = signal.SIGKILL
 ) -> list[list[Any]]:
     epochs = []
     for epoch in range(3):
@@ -56,7 +56,7 @@ def read(
         iterator = iter(loader)
         while epoch != 1 or len(batches) != breaks:
             if (epoch, len(batches)) in exits:
-                kill(loader, exits[epoch, len(batches)], blow)
+                kill(loader, exits[epoch, len(batches)], number)
             try:
                 batches.append(next(iterator).tolist())
             except StopIteration:
@@ -108,12 +108,12 @@ def test_a_worker_that_exits_between_two_epochs_is_replaced_in_the_second_one() 
 def test_out_of_order_each_sample_is_yielded_once(persistent: bool) -> None:
     loader = loader_of(range(40), in_order=False, persistent_workers=persistent)
     for _ in range(2):
-        came = []
+        received = []
         for number, batch in enumerate(loader):
-            came += batch.tolist()
+            received += batch.tolist()
             if number in (2, 9):
                 kill(loader, number % 2)
-        assert sorted(came) == list(range(40))
+        assert sorted(received) == list(range(40))
 
 
 @pytest.mark.parametrize("dataset", [Drawn, Stream])
@@ -125,15 +125,15 @@ def test_workers_are_replaced_with_a_pinning_thread_as_well(monkeypatch: pytest.
 
 
 def test_a_warning_that_is_an_error_loses_nothing(tmp_path: Any) -> None:
-    loader = loader_of(Mapped(partial(exits_once, tmp_path / "died"), 12), batch_size=1)
-    iterator, came = iter(loader), []
+    loader = loader_of(Mapped(partial(exits_once, tmp_path / "exited"), 12), batch_size=1)
+    iterator, received = iter(loader), []
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         with pytest.raises(RuntimeWarning, match="A new process"):
             for batch in iterator:
-                came.append(int(batch))
-        came += [int(batch) for batch in iterator]
-    assert came == list(range(12))
+                received.append(int(batch))
+        received += [int(batch) for batch in iterator]
+    assert received == list(range(12))
 
 
 def test_worker_exits_do_not_change_the_items_of_a_random_program() -> None:
@@ -164,4 +164,4 @@ def test_out_of_order_a_worker_that_was_suspended_between_two_epochs_is_replaced
 def test_stopped_workers_do_not_change_the_items(dataset: Any, persistent: bool) -> None:
     expected = read(loader_of(dataset(), "error", persistent_workers=persistent), {}, breaks=3)
     loader = loader_of(dataset(), persistent_workers=persistent, timeout=0.4, on_timeout="restart")
-    assert read(loader, {(0, 0): 1, (1, 2): 0, (2, 5): 0}, breaks=3, blow=signal.SIGSTOP) == expected
+    assert read(loader, {(0, 0): 1, (1, 2): 0, (2, 5): 0}, breaks=3, number=signal.SIGSTOP) == expected

@@ -172,9 +172,9 @@ def test_a_state_of_the_resumed_epoch_loads_with_a_third_number(form: Any, befor
     iterator = iter(second)
     taken = [(2 + count, next(iterator), second.state_dict()) for count in range(3)]
     assert [batch for _, batch, _ in taken] + list(iterator) == batches[1:]
-    for given, _, state in taken:
-        for after in {0, before} if given % 2 else {0}:
-            assert list(resumed(state, form, after)) == batches[given:], (given, after)
+    for received, _, state in taken:
+        for after in {0, before} if received % 2 else {0}:
+            assert list(resumed(state, form, after)) == batches[received:], (received, after)
 
 
 @pytest.mark.parametrize(("form", "before", "after"), [(Plain, 3, 2), (WithState, 2, 3), (WithState, 0, 2)])
@@ -217,9 +217,9 @@ def test_workers_that_are_killed_in_the_resumed_epoch_are_replaced_with_all_of_t
 def test_out_of_order_each_sample_is_yielded_once(after: int) -> None:
     first = loader(WithState, 3, in_order=False)
     iterator = iter(first)
-    given = [next(iterator) for _ in range(3)]
+    received = [next(iterator) for _ in range(3)]
     rest = list(resumed(first.state_dict(), WithState, after, in_order=False))
-    assert sorted(sample[0] for batch in given + rest for sample in batch) == [*range(SAMPLES)]
+    assert sorted(sample[0] for batch in received + rest for sample in batch) == [*range(SAMPLES)]
 
 
 class Failing(IterableDataset[int]):

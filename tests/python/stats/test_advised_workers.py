@@ -41,9 +41,9 @@ def counted():
     return {"waits": of(sleeps), "computes": of(computes)}
 
 
-def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
+def seen(stats, cores, workers=2, each=0.01, ran=None, startup=0.0, step=0.0004):
     share = {"items": 30, "seconds": 0.3, "busy_seconds": 30 * each, "busy": 1.0, "node": None}
-    lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "running_seconds": 0.3 + beside}
+    lived = {"cpu_seconds": startup + (30 * each if ran is None else ran), "running_seconds": 0.3 + startup}
     worker = next(one for one in stats.processes if one.role == "worker")
     pipes = tuple(
         replace(pipe, own_seconds=30 * each, seconds_per_item=each) if "Mapper" in pipe.name else pipe
@@ -60,7 +60,7 @@ def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
         processes=(main, *others),
         waited_for={names[0]: 0.2},
         step_seconds=step,
-        first_item_seconds=beside / (stats.epochs + 1),
+        first_item_seconds=startup / (stats.epochs + 1),
         **more,
     )
 
@@ -96,7 +96,7 @@ def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
 
 
 def test_computing_during_the_start_does_not_count_as_work(counted):
-    words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, beside=0.6)))
+    words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, startup=0.6)))
     assert words.endswith(
         "With 25 workers the training step (400 µs) would be the limit if the pipes mostly wait; if they compute, "
         "2 workers keep the 2 cores busy."

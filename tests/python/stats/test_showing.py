@@ -151,9 +151,9 @@ def test_boxes_do_not_overlap_and_are_within_the_picture(loader: Any) -> None:
             assert one.x + one.width <= picture.width
             assert one.y + one.height <= picture.height
             for other in boxes[:number]:
-                beside = one.x + one.width <= other.x or other.x + other.width <= one.x
+                is_beside = one.x + one.width <= other.x or other.x + other.width <= one.x
                 above = one.y + one.height <= other.y or other.y + other.height <= one.y
-                assert beside or above
+                assert is_beside or above
 
 
 def test_pictures_are_saved_as_svg(loader: Any, tmp_path: Path) -> None:

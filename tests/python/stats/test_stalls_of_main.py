@@ -150,7 +150,7 @@ def test_a_debugger_causes_no_stall_warning_and_disabled_warnings_stay_off() -> 
 
 
 def test_a_waiting_main_process_is_reported_once(tmp_path: Path) -> None:
-    there = tmp_path / "told"
+    there = tmp_path / "reported"
     pipe = IterableWrapper(range(4)).sharding_filter().map(hang_until(there.exists))
     service = MultiProcessingReadingService(1, "fork")
     with DataLoader2(pipe, reading_service=service, stall_warning=0.2) as loader, recorded() as warned:

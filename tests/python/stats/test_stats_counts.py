@@ -129,9 +129,9 @@ def slowly(x):
 def test_a_waiting_main_process_reports_the_worker_it_waits_for():
     for _ in range(20):
         with loader(IterableWrapper(range(60)).sharding_filter().map(slowly), 2) as dl:
-            came = [time.perf_counter() for _ in dl]
+            times = [time.perf_counter() for _ in dl]
             slow = dl.stats()
-        if max(np.diff(came)) < 0.04:  # A longer gap means that the machine paused a process.
+        if max(np.diff(times)) < 0.04:  # A longer gap means that the machine paused a process.
             break
     assert slow.waiting > 0.7
     assert slow.loading >= slow.waiting
@@ -447,17 +447,17 @@ def test_pipes_that_share_one_slot_of_a_board_are_counted_separately_for_their_s
 def test_another_thread_may_ask_while_the_loader_is_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = IterableWrapper(range(5))
     shown: list[int] = []
-    answer_no_more = recorder.answer_no_more
+    stop_answering = recorder.stop_answering
 
     def ask(board: StatsBoard, page: int) -> None:
-        asker = threading.Thread(target=lambda: shown.append(loader.stats().epochs))
-        asker.start()
-        asker.join()
-        answer_no_more(board, page)
+        thread = threading.Thread(target=lambda: shown.append(loader.stats().epochs))
+        thread.start()
+        thread.join()
+        stop_answering(board, page)
 
     loader = DataLoader2(pipe)
     assert list(loader) == [0, 1, 2, 3, 4]
-    monkeypatch.setattr(recorder, "answer_no_more", ask)
+    monkeypatch.setattr(recorder, "stop_answering", ask)
     loader.shutdown()
     assert shown == [1]
 

@@ -73,7 +73,7 @@ def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused
     def in_the_child():
         other, own = answering()
         assert "in_the_child" in asked(own)
-        stacks.answer_no_more(other, 0)
+        stacks.stop_answering(other, 0)
         assert memories() == []
 
     def close_and_fork(descriptor):
@@ -91,7 +91,7 @@ def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "close", close_and_fork)
-        stacks.answer_no_more(board, 0)
+        stacks.stop_answering(board, 0)
     assert closed == [page["stack"]]
 
 
@@ -107,7 +107,7 @@ def test_a_forked_child_has_memory_of_its_own_and_closes_its_parents():
     check_in_forked_child(in_the_child)
     check_in_forked_child(lambda: check_in_forked_child(in_the_child))
     assert asked(page).count("Stack (most recent call first)") == 1
-    stacks.answer_no_more(board, 0)
+    stacks.stop_answering(board, 0)
 
 
 class Refusing(MultiProcessingReadingService):
@@ -167,8 +167,8 @@ def test_shared_memory_that_the_program_has_closed_is_created_again():
     second, page = answering()
     assert asked(page).startswith("Stack (most recent call first)")
     os.close(page["stack"])
-    stacks.answer_no_more(board, 0)
-    stacks.answer_no_more(second, 0)
+    stacks.stop_answering(board, 0)
+    stacks.stop_answering(second, 0)
 
 
 def test_no_process_gets_a_signal_without_a_handler_and_faulthandler_has_the_handler():
@@ -178,7 +178,7 @@ def test_no_process_gets_a_signal_without_a_handler_and_faulthandler_has_the_han
     for number in (0, -1, 1000, signal.SIGKILL, signal.SIGTERM, other):
         assert stacks.ask_for_stack(os.getpid(), number, page["stack"], 0.01) is None
     assert signal.getsignal(page["signal"]) == signal.SIG_IGN, "what Python would do once the handler is gone"
-    stacks.answer_no_more(board, 0)
+    stacks.stop_answering(board, 0)
     assert not faulthandler.unregister(page["signal"])
 
 
@@ -187,7 +187,7 @@ def test_later_changes_of_a_signal_handler_are_kept():
     number, calls = page["signal"], []
     before = signal.signal(number, lambda *_: calls.append(1))
     try:
-        stacks.answer_no_more(board, 0)
+        stacks.stop_answering(board, 0)
         os.kill(os.getpid(), number)
         assert calls == [1]
         second = StatsBoard(1, 1, 1, False)
@@ -197,7 +197,7 @@ def test_later_changes_of_a_signal_handler_are_kept():
         assert calls == [1, 1]
     finally:
         signal.signal(number, before)
-        stacks.answer_no_more(second, 0)
+        stacks.stop_answering(second, 0)
 
 
 def test_two_simultaneous_requests_each_get_one_stack():
@@ -208,7 +208,7 @@ def test_two_simultaneous_requests_each_get_one_stack():
         thread.start()
     for thread in threads:
         thread.join()
-    stacks.answer_no_more(board, 0)
+    stacks.stop_answering(board, 0)
     assert len(answers) == 8
     assert {answer.count("Stack (most recent call first)") for answer in answers if answer} == {1}
 

@@ -71,7 +71,7 @@ def ais_server(buckets: dict[str, dict[str, bytes]]) -> AbstractContextManager[s
     as_text = {
         bucket: {name: content.hex() for name, content in objects.items()} for bucket, objects in buckets.items()
     }
-    return server_process(__file__, given=json.dumps(as_text))
+    return server_process(__file__, input_line=json.dumps(as_text))
 
 
 if __name__ == "__main__":

@@ -24,9 +24,9 @@ class Spawned:
     def service(self, workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
         return MultiProcessingReadingService(workers, "spawn", **options)
 
-    def kill(self, loader: DataLoader2[Any], victim: str, dice: random.Random) -> None:
+    def kill(self, loader: DataLoader2[Any], victim: str, rng: random.Random) -> None:
         processes = loader.reading_service.engine_processes().pids
-        self._end(processes[-1] if victim == "dispatching" else processes[dice.randrange(WORKERS)])
+        self._end(processes[-1] if victim == "dispatching" else processes[rng.randrange(WORKERS)])
 
     @staticmethod
     def _end(pid: int) -> None:
@@ -40,10 +40,10 @@ class Carried(Spawned):
     def service(self, workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
         return LocallyRemote(workers, **options)
 
-    def kill(self, loader: DataLoader2[Any], victim: str, dice: random.Random) -> None:
+    def kill(self, loader: DataLoader2[Any], victim: str, rng: random.Random) -> None:
         if victim == "dispatching":
-            return super().kill(loader, victim, dice)
-        actor = loader.reading_service.made.actors[-1 - dice.randrange(WORKERS)]
+            return super().kill(loader, victim, rng)
+        actor = loader.reading_service.made.actors[-1 - rng.randrange(WORKERS)]
         if victim == "host":
             actor.cut()
         elif not actor.host._child.ended:
@@ -60,13 +60,13 @@ class OnRay(Spawned):
     def service(self, workers: int = WORKERS, **options: Any) -> MultiProcessingReadingService:
         return RayReadingService(workers, **self._options, **options)
 
-    def kill(self, loader: DataLoader2[Any], victim: str, dice: random.Random) -> None:
+    def kill(self, loader: DataLoader2[Any], victim: str, rng: random.Random) -> None:
         if victim == "dispatching":
-            return super().kill(loader, victim, dice)
+            return super().kill(loader, victim, rng)
         processes = loader.reading_service.engine_processes()._processes
         up = [one.about for one in processes if getattr(one, "about", None) is not None and not one.ended]
         if up:
-            about = dice.choice(up)
+            about = rng.choice(up)
             self._end(about.host if victim == "host" else about.pid)
 
 

@@ -60,11 +60,11 @@ class Judge:
         raise NotImplementedError
 
 
-def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
+def without(epoch: list[Any], received: list[Any], in_order: bool) -> list[Any]:
     if in_order:
-        return epoch[len(given) :]
+        return epoch[len(received) :]
     left = Counter(map(json.dumps, epoch))
-    left.subtract(map(json.dumps, given))
+    left.subtract(map(json.dumps, received))
     return [json.loads(item) for item in left.elements()]
 
 
@@ -119,7 +119,7 @@ def driver_of(
 
     @contextlib.contextmanager
     def around(options: argparse.Namespace) -> Iterator[None]:
-        pythons = {"ours": sys.executable} | ({"beside": options.beside} if options.beside else {})
+        pythons = {"ours": sys.executable} | ({"upstream": options.upstream} if options.upstream else {})
         with contextlib.ExitStack() as stack:
             for name, python in pythons.items():
                 judges[name], columns[name] = stack.enter_context(judge(python, phase_limit)), []
@@ -136,12 +136,12 @@ def driver_of(
             columns[name].append(verdict)
         ours, *theirs = found
         if ours.shown:
-            beside = "".join(f" (beside: {one.unknowable or one.shown or 'exact'})" for one in theirs)
-            raise Wrong(f"{ours.category}: {ours.words}\n    {ours.shown}{beside}")
+            upstream = "".join(f" (upstream: {one.unknowable or one.shown or 'exact'})" for one in theirs)
+            raise Wrong(f"{ours.category}: {ours.words}\n    {ours.shown}{upstream}")
         return 1
 
     def options_of(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--beside", help="an interpreter with another torchdata, which is counted beside")
+        parser.add_argument("--upstream", help="an interpreter with another torchdata, whose results are also counted")
 
     # The driver need not fork, because each program already runs in a new process.
     return Driver(lambda seed, _: seed, check, "programs", limit=1000.0, around=around, forks=False, more=options_of)

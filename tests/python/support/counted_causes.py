@@ -28,7 +28,7 @@ class Cause:
     collates: float = 0.1
     sends: float = 0.05
     computes: float = 0.05
-    stands: float = 0.0
+    queued: float = 0.0
     arrives: float = 0.0
     in_main: float = 0.05
     step: float = 1.0
@@ -69,9 +69,9 @@ CAUSES: dict[str, Cause] = {
     "there are too many workers for the step": Cause(
         "training", workers=16, reads=4.0, step=30.0, words={"": "fewer workers are enough"}
     ),
-    "too many workers compete for cores": Cause("cores", workers=16, reads=80.0, computes=1.0, stands=3.0, cores=4),
+    "too many workers compete for cores": Cause("cores", workers=16, reads=80.0, computes=1.0, queued=3.0, cores=4),
     "each worker runs many threads": Cause(
-        "cores", workers=4, reads=80.0, computes=4.0, stands=2.0, cores=4, words={"": "OMP_NUM_THREADS=1"}
+        "cores", workers=4, reads=80.0, computes=4.0, queued=2.0, cores=4, words={"": "OMP_NUM_THREADS=1"}
     ),
     "one worker is slower than the others": Cause(
         "slow worker",
@@ -138,7 +138,7 @@ class _Epoch:
         shares = cause.shares or (1.0,) * count
         own = cause.reads + cause.collates + (cause.sends if cause.workers else 0.0)
         self.batches = [round(cause.batches * share / sum(shares)) for share in shares]
-        waiting = 1.0 + min(1.0, cause.computes) * cause.stands
+        waiting = 1.0 + min(1.0, cause.computes) * cause.queued
         self.busy = [own * waiting * factor * MS * n for factor, n in zip(factors, self.batches, strict=True)]
         self.factors, self.waiting = factors, waiting
         main = cause.in_main + cause.step + (0.0 if cause.workers else own)
@@ -154,7 +154,7 @@ def _wait(total: float, count: int = 1, since: int = 0) -> dict[str, int]:
 
 def _page(number: int, role: int, pipes: list[Page], flows: list[Page], seconds: float, **more: Any) -> Page:
     nothing = dict.fromkeys(("carried", "current", "arrived", "inside", "inside_samples"), 0)
-    nothing |= dict.fromkeys(("lived", "ran", "stood", "restarts", "signal", "snapshots", "stack", "began"), 0)
+    nothing |= dict.fromkeys(("lived", "ran", "queued", "restarts", "signal", "snapshots", "stack", "began"), 0)
     waits = {"first": _wait(0, 0), "idle": _wait(0, 0), "span": _wait(seconds)}
     about = {"page": number, "role": role, "number": max(0, number - 1), "pid": os.getpid(), "machine": ""}
     return {**nothing, **waits, **about, "exited": False, "epoch": 1, "pipes": pipes, "flows": flows, **more}
@@ -225,4 +225,4 @@ def _cpu(cause: Cause, epoch: _Epoch, worker: int) -> tuple[float, float, float]
         own = 0.0 if cause.workers else epoch.busy[0] * cause.computes
         return (own + cause.in_main * MS * cause.batches) / 1e9, 0.0, lived
     ran = epoch.busy[worker] / epoch.waiting * cause.computes / 1e9
-    return ran, ran * cause.stands, lived
+    return ran, ran * cause.queued, lived

@@ -37,7 +37,7 @@ class Handler(Answering):
         headers["ETag"] = f'"{path}"'
         if status == 416:
             return self.answer(body, status, headers)
-        fault = self.server.fault_for(path, self.server.chance.random() < self.server.spared)
+        fault = self.server.fault_for(path, self.server.chance.random() < self.server.fault_free)
         self.spoil(fault, body, status, headers) if fault else self.answer(body, status, headers)
 
     def spoil(self, fault: str, body: bytes, status: int, headers: dict[str, str]) -> None:
@@ -63,16 +63,16 @@ class Handler(Answering):
 
 
 class Listener(ThreadingHTTPServer):
-    def __init__(self, seed: int, faults: list[str], spared: float) -> None:
+    def __init__(self, seed: int, faults: list[str], fault_free: float) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.seed, self.chance, self.faults, self.spared = seed, random.Random(seed), faults, spared
+        self.seed, self.chance, self.faults, self.fault_free = seed, random.Random(seed), faults, fault_free
         self.met: Counter[str] = Counter()
         self.in_a_row: Counter[str] = Counter()
         self.lock = threading.Lock()
 
-    def fault_for(self, path: str, spared: bool) -> str | None:
+    def fault_for(self, path: str, fault_free: bool) -> str | None:
         with self.lock:
-            if spared or self.in_a_row[path] == IN_A_ROW:
+            if fault_free or self.in_a_row[path] == IN_A_ROW:
                 self.in_a_row[path] = 0
                 return None
             self.in_a_row[path] += 1
@@ -101,8 +101,8 @@ class Faulty:
 
 
 @contextmanager
-def running(seed: int, faults: list[str] = FAULTS, spared: float = 0.2) -> Iterator[Faulty]:
-    with server_process(__file__, str(seed), ",".join(faults), str(spared)) as root:
+def running(seed: int, faults: list[str] = FAULTS, fault_free: float = 0.2) -> Iterator[Faulty]:
+    with server_process(__file__, str(seed), ",".join(faults), str(fault_free)) as root:
         yield Faulty(root, seed)
 
 

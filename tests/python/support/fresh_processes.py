@@ -205,7 +205,7 @@ def in_child(order: dict[str, Any]) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = json.loads(b"".join(parts))
     except ValueError:
-        return {"error": f"TimeoutError: no answer within {order['limit']:.0f} s" if late else "the process died"}
+        return {"error": f"TimeoutError: no answer within {order['limit']:.0f} s" if late else "the process exited"}
     return answer
 
 

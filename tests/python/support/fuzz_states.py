@@ -150,19 +150,19 @@ def _loader_value(rng: random.Random) -> None:
 def _loader_bytes(rng: random.Random) -> None:
     state = dict(rng.choice(_states()))
     field = rng.choice(list(state))
-    state[field] = _shaken(rng, state[field])
+    state[field] = _mutated(rng, state[field])
     _of_loader(state)
 
 
-def _shaken(rng: random.Random, value: Any) -> Any:
+def _mutated(rng: random.Random, value: Any) -> Any:
     if isinstance(value, bytes):
         return mutated(rng, value)
     if isinstance(value, (list, tuple)) and value:
         offset = rng.randrange(len(value))
-        return type(value)([*value[:offset], _shaken(rng, value[offset]), *value[offset + 1 :]])
+        return type(value)([*value[:offset], _mutated(rng, value[offset]), *value[offset + 1 :]])
     if isinstance(value, dict) and value:
         name = rng.choice(list(value))
-        return {**value, name: _shaken(rng, value[name])}
+        return {**value, name: _mutated(rng, value[name])}
     return _changed(rng, value)
 
 

@@ -25,8 +25,8 @@ class LocalActor:
     identity = "here"
 
     def __init__(self, host: Host, seed: int, delay: float) -> None:
-        self.host, self._dice, self._delay = host, random.Random(seed), delay
-        self._pools = {name: ThreadPoolExecutor(3) for name in ("tell0", "pull0", "tell1", "pull1", "look")}
+        self.host, self._rng, self._delay = host, random.Random(seed), delay
+        self._pools = {name: ThreadPoolExecutor(3) for name in ("push0", "pull0", "push1", "pull1", "look")}
         self._is_cut = False
 
     def check(self) -> None:
@@ -34,7 +34,7 @@ class LocalActor:
             raise ConnectionError("the host is gone")
 
     def _call(self, pool: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
-        before, after = self._dice.random() * self._delay, self._dice.random() * self._delay
+        before, after = self._rng.random() * self._delay, self._rng.random() * self._delay
         arguments = pickle.loads(pickle.dumps(arguments, protocol=5))
 
         def run() -> Any:
@@ -50,7 +50,7 @@ class LocalActor:
         return self._call("pull0", self.host.begin)
 
     def push(self, lane: int, pushed: Pushed) -> None:
-        self._call(f"tell{lane}", self.host.push, lane, pushed)
+        self._call(f"push{lane}", self.host.push, lane, pushed)
 
     def pull(self, lane: int, most: int) -> Future[Pulled]:
         return self._call(f"pull{lane}", self.host.pull, lane, most)
@@ -124,16 +124,16 @@ def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
 
 
 def read_here_and_there(
-    make: Callable[[], Any], count: int, services: list[Callable[[], Any]], dice: random.Random, least: int, most: int
+    make: Callable[[], Any], count: int, services: list[Callable[[], Any]], rng: random.Random, least: int, most: int
 ) -> list[Any]:
     got: list[Any] = []
     state: bytes | None = None
     while len(got) < count:
-        with DataLoader2(make(), reading_service=dice.choice(services)()) as loader:
+        with DataLoader2(make(), reading_service=rng.choice(services)()) as loader:
             loader.seed(5)
             if state is not None:
                 loader.load_state_dict(pickle.loads(state))
-            steps = dice.randrange(least, most)
+            steps = rng.randrange(least, most)
             for item in loader:
                 got.append(item)
                 steps -= 1

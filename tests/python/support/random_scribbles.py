@@ -111,7 +111,7 @@ class Plan:
 
 
 def check(plan):
-    patience = shutdown.ASKED, stalls.STALL
+    timeouts = shutdown.ASKED, stalls.STALL
     shutdown.ASKED, stalls.STALL = 0.3, 0.2
     raised = []
     before = sys.unraisablehook, threading.excepthook
@@ -122,7 +122,7 @@ def check(plan):
             whole = _run(plan)
             gc.collect()
     finally:
-        shutdown.ASKED, stalls.STALL = patience
+        shutdown.ASKED, stalls.STALL = timeouts
         sys.unraisablehook, threading.excepthook = before
     assert not raised, raised
     wait_for(lambda: not children(), 10)

@@ -190,7 +190,7 @@ def run(seed, cases):
         assert all(content(tensor) == was for was, tensor in kept), "what was kept has changed"
     del tensor
     kept.clear()
-    assert in_use(link) == 0, "memory of tensors that are dead is still held"
+    assert in_use(link) == 0, "memory of deleted tensors is still in use"
     return digest.hexdigest()
 
 

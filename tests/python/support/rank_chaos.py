@@ -59,21 +59,21 @@ class Plan:
 
     @classmethod
     def draw(cls, seed: int) -> Plan:
-        dice = random.Random(seed)
-        ranks = dice.choice([2, 3, 3, 4])
+        rng = random.Random(seed)
+        ranks = rng.choice([2, 3, 3, 4])
         return cls(
             seed=seed,
             ranks=ranks,
-            timeout=dice.choice([2.0, 3.0]),
-            mode=dice.choice(["service", "service", "workers", "fullsync"]),
-            store=dice.choice(["rank 0", "rank 0", "outside"]),
-            victim=dice.choice([0, dice.randrange(ranks)]),
-            action=dice.choice(ACTIONS),
-            moment=dice.choice(MOMENTS),
-            delay=dice.choice([0.0, dice.random() * 0.05, dice.random() * 0.5]),
-            pace=dice.choice([0.0, 0.01, 0.03]),
-            pause=dice.choice([0.0, 0.1, 0.3]),
-            leaves=dice.random() < 0.4,
+            timeout=rng.choice([2.0, 3.0]),
+            mode=rng.choice(["service", "service", "workers", "fullsync"]),
+            store=rng.choice(["rank 0", "rank 0", "outside"]),
+            victim=rng.choice([0, rng.randrange(ranks)]),
+            action=rng.choice(ACTIONS),
+            moment=rng.choice(MOMENTS),
+            delay=rng.choice([0.0, rng.random() * 0.05, rng.random() * 0.5]),
+            pace=rng.choice([0.0, 0.01, 0.03]),
+            pause=rng.choice([0.0, 0.1, 0.3]),
+            leaves=rng.random() < 0.4,
         )
 
     @property
@@ -319,7 +319,7 @@ def judge(
     """Every rank except the victim must end in time, with whole epochs or with an error that names the victim."""
     broken: list[str] = []
     shown: list[dict[str, Any]] = []
-    gentle = plan.action == "stop and go on soon"
+    resumes_soon = plan.action == "stop and go on soon"
     for rank in ranks:
         is_victim = rank.rank == plan.victim
         leaves = rank.find("leaves")
@@ -340,7 +340,7 @@ def judge(
         if outcome["kind"] == "complete":
             if len(outcome["counts"]) != EPOCHS:
                 broken.append("not all epochs")
-        elif gentle:
+        elif resumes_soon:
             broken.append("an error though the rank went on in time")
         elif is_victim:
             if resumed is not None and outcome["at"] - resumed > plan.timeout + GRACE:

@@ -4,12 +4,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 class _Meeting:
     def __init__(self, ranks: int) -> None:
-        self.barrier = threading.Barrier(ranks, timeout=PATIENCE)
+        self.barrier = threading.Barrier(ranks, timeout=TIMEOUT)
         self.values = [0] * ranks
 
     def exchange(self, rank: int, value: int, result: Callable[[list[int]], int]) -> int:

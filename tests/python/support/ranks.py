@@ -150,8 +150,8 @@ def torchrun(program: Path, ranks: int = 2) -> list[str]:
 
 
 def mpirun() -> str:
-    beside = Path(sys.executable).parent / "mpiexec"
-    found = str(beside) if beside.exists() else shutil.which("mpiexec")
+    candidate = Path(sys.executable).parent / "mpiexec"
+    found = str(candidate) if candidate.exists() else shutil.which("mpiexec")
     assert found is not None, "no mpiexec: pip install mpich"
     return found
 

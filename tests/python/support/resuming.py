@@ -91,7 +91,7 @@ def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: 
                 state = saved(loader)  # before the first item, this state must be equivalent to the loaded state
         with make(state) as loader:
             if at != -1:
-                assert list(loader) == whole[epoch][state["iteration_state"]["given"] :], (epoch, at)
+                assert list(loader) == whole[epoch][state["iteration_state"]["received"] :], (epoch, at)
             state = saved(loader)
             assert list(loader) == whole[epoch + 1], (epoch, at)
     assert epochs_of(make(state)) == whole[epoch + 1 : epoch + 3], (

@@ -38,14 +38,14 @@ class Answering(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def server_process(*arguments: str, given: str = "") -> Iterator[str]:
+def server_process(*arguments: str, input_line: str = "") -> Iterator[str]:
     command = [sys.executable, *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            if given:
-                process.stdin.write(given + "\n")
+            if input_line:
+                process.stdin.write(input_line + "\n")
                 process.stdin.flush()
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:

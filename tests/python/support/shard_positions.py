@@ -179,8 +179,8 @@ def _left_by_shard(saved: list[Any], position: int) -> list[int]:
     left, ranks = [0] * SPLITS, len(saved[0])
     for rank in range(ranks):
         positions = [parse(state[rank]).position for state in saved[position:]]
-        given = [[shard.given[0] for shard in (each.without_held or each.workers).shards] for each in positions]
-        for before, after in itertools.pairwise(given):
+        received = [[shard.received[0] for shard in (each.without_held or each.workers).shards] for each in positions]
+        for before, after in itertools.pairwise(received):
             left[
                 rank + ranks * next(i for i, (old, new) in enumerate(zip(before, after, strict=True)) if old != new)
             ] += 1

@@ -56,7 +56,7 @@ def check_restore(
         assert [keep(next(items)) for _ in range(position)] == whole[:position]
         running = pickle.dumps(save_state(pipe))
         del items
-        assert seeded or count() == before, "no file stays open, though the pipe lives on"
+        assert seeded or count() == before, "no file stays open, although the pipe still exists"
         abandoned = pickle.dumps(save_state(pipe))
         assert epoch(map(keep, pipe)) == epoch(whole), "a second iteration starts anew"
         items = iter(pipe)

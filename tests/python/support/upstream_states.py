@@ -100,17 +100,17 @@ def loader_of(dataset: str, options: str, workers: int) -> Any:
     from torchdata.stateful_dataloader import StatefulDataLoader
     from torchdata.stateful_dataloader.sampler import RandomSampler, StatefulDistributedSampler
 
-    given = dict(OPTIONS[options])
+    arguments = dict(OPTIONS[options])
     data = DATASETS[dataset]()
-    if "generator" in given:
-        given["generator"] = torch.Generator().manual_seed(given["generator"])
-    if given.get("sampler") == "distributed":
-        given["sampler"] = StatefulDistributedSampler(data, num_replicas=2, rank=1, seed=5)
-    if given.get("sampler") == "replacement":
-        given["sampler"] = RandomSampler(data, replacement=True, num_samples=50)
+    if "generator" in arguments:
+        arguments["generator"] = torch.Generator().manual_seed(arguments["generator"])
+    if arguments.get("sampler") == "distributed":
+        arguments["sampler"] = StatefulDistributedSampler(data, num_replicas=2, rank=1, seed=5)
+    if arguments.get("sampler") == "replacement":
+        arguments["sampler"] = RandomSampler(data, replacement=True, num_samples=50)
     if workers:
-        given["multiprocessing_context"] = "fork"
-    return StatefulDataLoader(data, num_workers=workers, **given)
+        arguments["multiprocessing_context"] = "fork"
+    return StatefulDataLoader(data, num_workers=workers, **arguments)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from torchdata._engine.items.tensors import DepartingTensors
 Reducer = Callable[[Any], Any]
 
 #: Pickles an object by pickle's default in C, without a Python frame.
-_ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
+_DEFAULT_REDUCER: Reducer = operator.methodcaller("__reduce_ex__", 5)
 
 
 def _users_reducers() -> dict[type, Reducer]:
@@ -67,7 +67,7 @@ class Reducers(dict[type, Reducer]):
         if reduce is None:
             if issubclass(cls, type):
                 raise KeyError(cls)  # the pickler itself pickles a class by its name
-            reduce = _ITS_OWN_WAY
+            reduce = _DEFAULT_REDUCER
         self[cls] = reduce
         return reduce
 

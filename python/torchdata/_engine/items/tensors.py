@@ -315,15 +315,15 @@ def _without_gaps(tensor: Any) -> Any:
     return once.clone().expand(tensor.shape).requires_grad_(tensor.requires_grad)
 
 
-def dlpack_ways() -> tuple[Any, Any, Any, Any]:
+def dlpack_functions() -> tuple[Any, Any, Any, Any]:
     """Returns torch's functions for DLPack as a tuple: (table, to_dlpack, from_dlpack, layout).
 
     `table` is the capsule with DLPack's C functions, or None if this version of torch lacks the capsule. `layout` is
     the only tensor layout that DLPack supports.
     """
     torch = import_whole("torch")
-    ways = torch.utils.dlpack
-    return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), ways.to_dlpack, ways.from_dlpack, torch.strided
+    dlpack = torch.utils.dlpack
+    return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), dlpack.to_dlpack, dlpack.from_dlpack, torch.strided
 
 
 #: For the memory address of each tensor from `torchdata.empty`, the array that holds this memory.

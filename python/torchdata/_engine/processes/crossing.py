@@ -104,24 +104,24 @@ class Handle(Generic[SharedT]):
     """Shared memory (a `Link`, `StatsBoard` or `BellBoard`) that is sent to a child.
 
     Args:
-        spare: a function that replaces damaged shared memory; with None, damage raises an error.
+        replacement: a function that replaces damaged shared memory; with None, damage raises an error.
     """
 
-    def __init__(self, shared: SharedT, spare: Callable[[], SharedT] | None = None) -> None:
+    def __init__(self, shared: SharedT, replacement: Callable[[], SharedT] | None = None) -> None:
         self.shared: SharedT = shared
-        self.spare: Callable[[], SharedT] | None = spare
+        self.replacement: Callable[[], SharedT] | None = replacement
 
     def __reduce__(self) -> Any:
-        return _attach, (type(self.shared), reduction.DupFd(self.shared.fileno()), self.spare)
+        return _attach, (type(self.shared), reduction.DupFd(self.shared.fileno()), self.replacement)
 
 
-def _attach(kind: type[SharedT], duplicate: Any, spare: Callable[[], SharedT] | None) -> Handle[SharedT]:
+def _attach(kind: type[SharedT], duplicate: Any, replacement: Callable[[], SharedT] | None) -> Handle[SharedT]:
     try:
-        return Handle(kind.attach(duplicate.detach()), spare)
+        return Handle(kind.attach(duplicate.detach()), replacement)
     except RuntimeError:
-        if spare is None:
+        if replacement is None:
             raise
-        return Handle(spare(), spare)
+        return Handle(replacement(), replacement)
 
 
 def warn_of_lacks() -> None:

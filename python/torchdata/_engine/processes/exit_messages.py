@@ -45,9 +45,9 @@ def exit_message(child: Any) -> str:
 def how_it_exited(child: Any) -> tuple[str, str]:
     code = child.exitcode
     if child.exit_reason is not None:
-        how, advice = "died", child.exit_reason
+        how, advice = "exited", child.exit_reason
     elif code is None:
-        how = "died"
+        how = "exited"
         advice = f"the cause is not known, because {_why_unknown(child)}"
     elif code < 0:
         try:
@@ -81,12 +81,12 @@ def _why_unknown(child: Any) -> str:
         )
     handler = signal.getsignal(signal.SIGCHLD)
     if handler == signal.SIG_IGN:
-        who = "this program ignores SIGCHLD"
+        cause = "this program ignores SIGCHLD"
     elif callable(handler):
-        who = "this program's handler of SIGCHLD takes the exit codes of all children"
+        cause = "this program's handler of SIGCHLD takes the exit codes of all children"
     else:
-        who = "other code in this program took its exit code"
-    return f"{who}: {look}, or run with signal.signal(signal.SIGCHLD, signal.SIG_DFL) to get the exit code"
+        cause = "other code in this program took its exit code"
+    return f"{cause}: {look}, or run with signal.signal(signal.SIGCHLD, signal.SIG_DFL) to get the exit code"
 
 
 def why_not_started(name: str, error: OSError) -> OSError:

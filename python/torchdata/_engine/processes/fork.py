@@ -36,7 +36,7 @@ from multiprocessing.popen_fork import Popen
 from typing import Any
 
 from torchdata._engine.processes.exit_messages import why_not_started
-from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
+from torchdata._engine.processes.process import POLL_INTERVAL, ChildProcess, sentinels
 from torchdata._importing import loaded
 from torchdata._native import fork_waits_for
 
@@ -48,7 +48,7 @@ KEPT = 1.0
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
 #: The maximum number of seconds to wait until all new children report that they have acquired the locks. Children that
 #: report later, for example suspended children, are checked during the epoch.
-PATIENCE = 10.0
+TIMEOUT = 10.0
 
 
 def _take_imports() -> None:
@@ -122,10 +122,10 @@ def with_free_locks() -> Iterator[None]:
     try:
         yield
     finally:
-        _forks_no_more()
+        _mark_fork_ended()
 
 
-def _forks_no_more() -> None:
+def _mark_fork_ended() -> None:
     _own.forks = False
     fork_waits_for(None)
 
@@ -148,7 +148,7 @@ def _begin_in_child() -> None:
     if _own.forks:
         _renew_streams()
     _after_fork()
-    _forks_no_more()
+    _mark_fork_ended()
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_begin_in_child)
@@ -165,15 +165,15 @@ def _threads_ignored() -> Iterator[None]:
     try:
         yield
     finally:
-        _no_longer_ignore()
+        _stop_ignoring()
 
 
-def _no_longer_ignore() -> None:
+def _stop_ignoring() -> None:
     with contextlib.suppress(ValueError):  # another thread may have replaced the warning filters
         warnings.filters.remove(_THREADS_IGNORED)  # type: ignore[attr-defined]
 
 
-os.register_at_fork(after_in_child=_no_longer_ignore)
+os.register_at_fork(after_in_child=_stop_ignoring)
 
 
 #: The message that a child sends before it acquires a lock: the child's number and the index of the lock. When the
@@ -247,10 +247,10 @@ class ForkedChild(ChildProcess):
     def ended(self) -> bool:
         """Returns whether the child has exited; False if a held lock has blocked the child, because such a child is
         forked again."""
-        return super().ended and not self.met_a_lock
+        return super().ended and not self.was_blocked_by_lock
 
     @property
-    def met_a_lock(self) -> bool:
+    def was_blocked_by_lock(self) -> bool:
         is_waited_for = self._target is not None and self.pid is not None
         return is_waited_for and super().ended and self.exitcode in (-signal.SIGALRM, None)
 
@@ -293,14 +293,14 @@ def fork_all(children: Sequence[ForkedChild], started: Callable[[int], object], 
 
 def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[], object]) -> None:
     waiting = dict(enumerate(children))
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while waiting and time.monotonic() < deadline:
-        connection.wait([reader, *sentinels(waiting.values())], LOOK)
+        connection.wait([reader, *sentinels(waiting.values())], POLL_INTERVAL)
         # Exits are checked before messages are read, because a child may send a message right before its exit. Only
         # children that were killed because of a held lock are forked again. Other exits are reported when the main
         # process waits for the child's items.
         exited = [number for number, child in waiting.items() if child.ended]
-        locked = [number for number, child in waiting.items() if child.met_a_lock]
+        locked = [number for number, child in waiting.items() if child.was_blocked_by_lock]
         for number, step in _read_steps(reader):
             waiting[number].target.step = step
             if step == _BEGUN:
@@ -314,7 +314,7 @@ def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[
                 child.renew()
                 child.start()
                 child.watch()
-                deadline = time.monotonic() + PATIENCE
+                deadline = time.monotonic() + TIMEOUT
         deliver()
 
 

@@ -42,7 +42,7 @@ from torchdata._engine.processes.shutdown import KILLED
 from torchdata._native import BellBoard
 from torchdata._threads import OUT_OF_TASKS
 
-_LOOK = 0.02
+_POLL_INTERVAL = 0.02
 _NAME, _PROCESS_NAME = "the forking process", f"{PREFIX}forking process"
 _ENDED = "the forking process has ended: "
 _KILLED = f"{_ENDED}it was killed"
@@ -54,7 +54,7 @@ _STUCK = (
 )
 #: The maximum number of seconds until a running forking process answers; forking a process of hundreds of GB takes some
 #: time.
-_PATIENCE = {"fork": 30.0, "status": 5.0}
+_TIMEOUTS = {"fork": 30.0, "status": 5.0}
 _ENDING = 1.0
 
 
@@ -69,7 +69,7 @@ class ForkingProcess:
     #: If a signal has arrived and the start of the forking process takes more than `_grace` seconds, the start is
     #: abandoned. The number doubles whenever a start of the forking process is abandoned, so that a start succeeds even
     #: if signals arrive continuously.
-    _grace = _LOOK
+    _grace = _POLL_INTERVAL
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
         self._owner = os.getpid()
@@ -156,7 +156,7 @@ class ForkingProcess:
                     self._check(what, began)
             except TimeoutError as error:
                 self._end()
-                raise TimeoutError(errno.ETIMEDOUT, _STUCK.format(_PATIENCE[what])) from error
+                raise TimeoutError(errno.ETIMEDOUT, _STUCK.format(_TIMEOUTS[what])) from error
             except StartGivenUp:
                 ForkingProcess._grace *= 2
                 self._end()
@@ -175,7 +175,7 @@ class ForkingProcess:
         if self._up_since is None:
             if interrupt_waits() and now >= began + ForkingProcess._grace:
                 raise StartGivenUp
-        elif now >= max(began, self._up_since) + _PATIENCE[what]:
+        elif now >= max(began, self._up_since) + _TIMEOUTS[what]:
             raise TimeoutError
 
     def _send(self, message: Any, descriptors: Sequence[int], what: str, began: float) -> None:
@@ -185,10 +185,10 @@ class ForkingProcess:
                 socket.send_fds(self._socket, [pickle.dumps(message)], descriptors)
                 return
             except BlockingIOError:
-                is_ready(self._socket.fileno(), _LOOK, select.POLLOUT)
+                is_ready(self._socket.fileno(), _POLL_INTERVAL, select.POLLOUT)
 
     def _receive(self) -> None:
-        if not is_ready(self._socket.fileno(), _LOOK):
+        if not is_ready(self._socket.fileno(), _POLL_INTERVAL):
             return
         try:
             message = self._socket.recv(LONGEST)
@@ -200,7 +200,7 @@ class ForkingProcess:
         if number is not None:
             self._replies[number] = reply
         elif self._up_since is None:
-            self._up_since, ForkingProcess._grace = time.monotonic(), _LOOK
+            self._up_since, ForkingProcess._grace = time.monotonic(), _POLL_INTERVAL
 
     def _exit_error(self) -> Exception:
         if not self.is_over:

@@ -182,7 +182,7 @@ class MainSignals:
         were blocked are discarded. If the child sends a signal to itself, the signal's default action is executed.
         """
         InterruptsDeferred.innermost = None
-        _deaf.clear()
+        _ignored_signals.clear()
         handled, caught = handled_signals(), caught_signals("self")  # a library may have handlers in C
         for number in sorted({*_SENT_TO_ALL, *self.handled, *handled}):
             is_a_librarys = caught >> (number - 1) & 1 and number not in handled and number != signal.SIGTERM
@@ -194,11 +194,11 @@ class MainSignals:
                 # A Python function is installed, because user code could not save and restore a native handler.
                 signal.signal(number, _ignore_signal)
                 ignore_signal(number)
-                _deaf.append(number)
+                _ignored_signals.append(number)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
 
 
-_deaf: list[int] = []
+_ignored_signals: list[int] = []
 
 
 def _ignore_signal(number: int, _frame: FrameType | None) -> None:
@@ -211,8 +211,8 @@ def _ignore_signal(number: int, _frame: FrameType | None) -> None:
 
 def _receive_again() -> None:
     """Restores the default actions of signals in a process that user code has forked inside a child."""
-    while _deaf:
-        number = _deaf.pop()
+    while _ignored_signals:
+        number = _ignored_signals.pop()
         if signal.getsignal(number) is _ignore_signal:
             signal.signal(number, signal.SIG_DFL)
 

@@ -23,7 +23,7 @@ from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.interrupts import interrupts_blocked
 from torchdata._native import OwnedDescriptor, continue_with_parent
 
-LOOK = 0.02
+POLL_INTERVAL = 0.02
 
 
 class Closes(Protocol):
@@ -282,7 +282,7 @@ def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Calla
         if not running or left <= 0 or enough():
             return not running
         with contextlib.suppress(ValueError, OSError):  # another thread may have closed a file descriptor
-            connection.wait(sentinels(running), min(left, LOOK))
+            connection.wait(sentinels(running), min(left, POLL_INTERVAL))
 
 
 def wait_for_any(children: Sequence[ChildProcess], seconds: float) -> None:

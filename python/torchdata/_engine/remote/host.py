@@ -41,10 +41,10 @@ from torchdata._observe.stats.counting import PIPES
 PULSE = 1.0
 #: Seconds without a message from the main process after which the host exits, because Ray may have failed to end the
 #: host.
-DEAF = 600.0
-#: Seconds between two checks: `LOOK` for the worker's exit, `GLANCE` for free space in a link and for the start of a
-#: child.
-LOOK, GLANCE = 5.0, 0.002
+SILENCE_TIMEOUT = 600.0
+#: Seconds between two checks: `POLL_INTERVAL` for the worker's exit, `SHORT_INTERVAL` for free space in a link and
+#: for the start of a child.
+POLL_INTERVAL, SHORT_INTERVAL = 5.0, 0.002
 SEEN = 0.5
 #: Parts of a message with at least `APART` bytes are sent outside the pickle.
 APART = 32 << 10
@@ -168,7 +168,7 @@ class _WorkerLane:
         self._pushing, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
         #: The number of bytes in received messages, and the number of bytes that were passed to the worker.
-        self._came, self._passed = 0, 0
+        self._arrived, self._passed = 0, 0
         #: Whether the main process lacks space for more items.
         self.holds = False
         self._has_ended = False
@@ -185,7 +185,7 @@ class _WorkerLane:
         if pushed.words is not None:
             self.carrier.put_words(pushed.words)
         if pushed.frame:
-            self._came += bytes_of(pushed.frame)
+            self._arrived += bytes_of(pushed.frame)
             self._frames.put(pushed.frame)
         if pushed.holds != self.holds:
             self.holds = pushed.holds
@@ -196,7 +196,7 @@ class _WorkerLane:
         wait for space in the link."""
         while (frame := self._frames.get()) is not None:
             while not self.carrier.put(frame) and not self._has_ended:
-                time.sleep(GLANCE)
+                time.sleep(SHORT_INTERVAL)
             was_full = self._is_full
             self._passed += bytes_of(frame)
             if was_full and not self._is_full:
@@ -204,7 +204,7 @@ class _WorkerLane:
 
     @property
     def _is_full(self) -> bool:
-        return self._came - self._passed >= FULL
+        return self._arrived - self._passed >= FULL
 
     def pull(self, most: int, look: Callable[[bool], Seen | None], exitcode: Callable[[], int | None]) -> Pulled:
         """Returns the worker's messages, once there is at least one.
@@ -281,7 +281,7 @@ class Host:
     def begin(self) -> About:
         child, (_, control) = self._child, self._links[0]
         while not control.has_consumer() and not child.ended:
-            time.sleep(GLANCE)
+            time.sleep(SHORT_INTERVAL)
         with self._beginning:
             for own, (inbound, outbound) in zip((MAIN, DISPATCHER), self._links, strict=False):
                 self._lanes.append(_WorkerLane(inbound, outbound, self._bells, own))
@@ -308,8 +308,8 @@ class Host:
         self._seen_at = now
         from torchdata._observe.stats.processor import processor_times
 
-        ran, stood, lived = processor_times(self._child.pid or 0) or (0.0, 0.0, 0.0)
-        times = int(ran * 1e9), int(stood * 1e9), int(lived * 1e9)
+        ran, queued, lived = processor_times(self._child.pid or 0) or (0.0, 0.0, 0.0)
+        times = int(ran * 1e9), int(queued * 1e9), int(lived * 1e9)
         return Seen(self._stats.carry_out(WORKER), times, self._child.is_stopped)
 
     def current_frame(self, wakes: bool) -> tuple[str, str]:
@@ -326,10 +326,10 @@ class Host:
         """
         child = self._child
         while not child.ended:
-            if time.monotonic() - self._received > DEAF:
+            if time.monotonic() - self._received > SILENCE_TIMEOUT:
                 os._exit(1)
             with contextlib.suppress(OSError):
-                connection.wait([child.sentinel()], LOOK)
+                connection.wait([child.sentinel()], POLL_INTERVAL)
         child.close()
         if os.getppid() != self._parent:
             os._exit(1)

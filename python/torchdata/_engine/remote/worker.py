@@ -31,8 +31,8 @@ MOST_PUSHED = 1 << 20
 #: This bit of a link's first shared integer asks the worker to stop.
 #: The lower bits of the integer contain the number of the current epoch.
 _END = 1 << 32
-#: `LOOK`: seconds between two checks during a wait. `JOINED`: the maximum seconds that `close` waits for the thread.
-LOOK, JOINED = 1.0, 5.0
+#: `POLL_INTERVAL`: seconds between two checks during a wait. `JOINED`: how long `close` waits for the thread.
+POLL_INTERVAL, JOINED = 1.0, 5.0
 #: The time limits in seconds for a host to report its worker's stack (`ANSWERED`), and to kill the worker (`ENDED`).
 ANSWERED, ENDED = 10.0, 1.0
 
@@ -108,7 +108,7 @@ class RemoteWorker(ChildProcess):
     def worked(self, page: dict[str, Any] | None) -> float | None:
         if page is None or not self.has_page(page):
             return None
-        return float(page["ran"] + page["stood"]) / 1e9
+        return float(page["ran"] + page["queued"]) / 1e9
 
     def current_frame(self, page: dict[str, Any] | None, wakes: bool = False) -> tuple[str, str]:
         actor = self._actor
@@ -223,7 +223,7 @@ class RemoteWorker(ChildProcess):
         while not self._is_killed:
             if begun.done():
                 return begun.result()
-            self._wake.wait(LOOK)
+            self._wake.wait(POLL_INTERVAL)
         return None
 
 
@@ -258,8 +258,8 @@ class _Lane:
             words, messages = carrier.take(0 if is_full else MOST_PUSHED)
             if words is not None and words[0] & _END:
                 arrived.end()
-            if words is not None or messages or holds != arrived.is_much:
-                holds = arrived.is_much
+            if words is not None or messages or holds != arrived.must_hold:
+                holds = arrived.must_hold
                 actor.push(number, Pushed(pushed, words, apart(messages), holds))
                 pushed += 1
             while len(pulls) < AHEAD:
@@ -273,7 +273,7 @@ class _Lane:
                 early[brought.number] = brought
             one = early.pop(pulled, None)
             if one is None:
-                carrier.wait(LOOK, not is_full, bool(arrived))
+                carrier.wait(POLL_INTERVAL, not is_full, bool(arrived))
                 continue
             pulled += 1
             is_full = one.is_full
@@ -288,11 +288,11 @@ class _Lane:
 class _Arrived:
     """Received messages that wait for space in the main process's link.
 
-    Once `much` bytes are waiting, the host must stop sending.
+    Once `limit` bytes are waiting, the host must stop sending.
     """
 
-    def __init__(self, carrier: Carrier, much: int) -> None:
-        self._carrier, self._much = carrier, much
+    def __init__(self, carrier: Carrier, limit: int) -> None:
+        self._carrier, self._limit = carrier, limit
         self._frames: deque[list[Any]] = deque()
         self._bytes = 0
         self._has_ended = False
@@ -301,8 +301,8 @@ class _Arrived:
         return bool(self._frames)
 
     @property
-    def is_much(self) -> bool:
-        return self._bytes >= self._much
+    def must_hold(self) -> bool:
+        return self._bytes >= self._limit
 
     def add(self, frame: list[Any]) -> None:
         if frame and not self._has_ended:

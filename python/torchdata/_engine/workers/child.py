@@ -151,9 +151,9 @@ def run_child(setup: ChildSetup) -> None:
     try:
         setup.stats.shared = setup.stats.shared.here()
     except RuntimeError:  # the shared memory of the counters is damaged
-        if setup.stats.spare is None:
+        if setup.stats.replacement is None:
             raise
-        setup.stats.shared = setup.stats.spare()
+        setup.stats.shared = setup.stats.replacement()
     links = [handle.shared for handle in setup.lines.all()]
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
@@ -205,8 +205,8 @@ class ChildLoop:
             runner.prepare(program)
         except BaseException as error:
             runner.failure = describe(error, setup.where)
-        _settle(setup.common.gc_thresholds)
-        while runner.obey(self.next_command()):
+        _restore_gc(setup.common.gc_thresholds)
+        while runner.execute(self.next_command()):
             pass
         self.counting.close()
         gc.unfreeze()  # so that the interpreter finalizes user objects in reference cycles at exit
@@ -271,7 +271,7 @@ def _keep_memory_of_tensors() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def _settle(thresholds: tuple[int, int, int]) -> None:
+def _restore_gc(thresholds: tuple[int, int, int]) -> None:
     """Restores the thresholds of garbage collection after the start of a child, unless user code has changed them."""
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)

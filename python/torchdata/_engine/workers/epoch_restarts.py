@@ -16,7 +16,7 @@ from typing import Any
 from torchdata._engine.snapshots import Announced, Resumption
 from torchdata._engine.workers.hangs import STARTING
 from torchdata._engine.workers.members import begins
-from torchdata._engine.workers.restart import GLANCE, Ended, Received, Restarts
+from torchdata._engine.workers.restart import SHORT_INTERVAL, Ended, Received, Restarts
 
 ALL = 1 << 62
 REPEATED = 600.0
@@ -110,7 +110,7 @@ class EpochRestarts(Restarts):
             self._repeating -= {index}
             with contextlib.suppress(Ended):
                 look = self.look_at_all(index)
-                while not members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, look):
+                while not members.commanders[index].wait_acknowledged(members.sent[index], SHORT_INTERVAL, look):
                     if time.monotonic() >= deadline:
                         raise TimeoutError(
                             f"{members.names[index]} did not reach the end of the last epoch within "

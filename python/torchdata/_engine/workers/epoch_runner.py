@@ -1,7 +1,7 @@
 """Runs a pipe graph in a worker of a `DataLoader2` or in the dispatching process.
 
 Role: carries out the main process's commands (start an epoch, call a function on the graph, stop), which it receives
-between two items. The Rust engine (`protocol::Obedience`) decides how a command affects the running epoch.
+between two items. The Rust engine (`protocol::CommandState`) decides how a command affects the running epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torchdata._engine.items.failures import describe
 from torchdata._engine.snapshots import Account, Announced, Resumption, Taken
 from torchdata._engine.workers.child import MAIN, ChildLoop
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
-from torchdata._native import Obedience, ShardTurns
+from torchdata._native import CommandState, ShardTurns
 from torchdata._reporting import add_note, attributes_of, name_of
 from torchdata.datapipes._pipe.state.halting import beginning_unread
 
@@ -48,7 +48,7 @@ class EpochRunner:
         self.programs: Sequence[EpochProgram] = ()
         #: Determines which shard sends the next item; empty until all programs are prepared.
         self.turns = ShardTurns((), self._exchange, 0)
-        self.obedience = Obedience(self.setup.dispatches)
+        self.command_state = CommandState(self.setup.dispatches)
         #: A received command that ends the running epoch, before its execution.
         self.pending: tuple[Any, ...] | None = None
         #: The number of the running epoch, the position where its first shard starts, and whether the graph has
@@ -95,18 +95,18 @@ class EpochRunner:
             stats.set_oversized(setup.page, len(found[2]))
         return found
 
-    def obey(self, command: tuple[Any, ...]) -> bool:
-        step = self._obey(command)
+    def execute(self, command: tuple[Any, ...]) -> bool:
+        step = self._execute(command)
         while self.pending is not None:
-            step = self._obey(self._next_command())
+            step = self._execute(self._next_command())
         return step != "end"
 
-    def _obey(self, command: tuple[Any, ...]) -> str:
+    def _execute(self, command: tuple[Any, ...]) -> str:
         """Executes a command, and returns the name of the step, such as "run" or "apply". If the step is "leave", the
         command waits in `pending` until the running epoch has ended.
         """
         kind, serial, number, *content = command
-        step, before, after = self.obedience.obey(kind, number)
+        step, before, after = self.command_state.accept(kind, number)
         if before:
             self.commands.acknowledge(serial)
         if step == "leave":
@@ -124,7 +124,7 @@ class EpochRunner:
         self.programs[entered].enter()
 
     def _continues(self) -> bool:
-        return self._obey(self._next_command()) != "leave"
+        return self._execute(self._next_command()) != "leave"
 
     def _next_command(self) -> tuple[Any, ...]:
         command, self.pending = self.pending, None
@@ -174,7 +174,7 @@ class EpochRunner:
         try:
             self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, each))
         finally:
-            self.obedience.leave()
+            self.command_state.leave()
             for index, program in enumerate(self.programs):
                 program.end_epoch(self._has_failed and index == self.turns.entered)
             self.counting.end()
@@ -241,8 +241,8 @@ class EpochRunner:
         except BaseException as error:
             self._has_failed = True
             if attributes_of(error).pop(UNSENT, False):
-                whose = name_of(self.programs[self.turns.entered].datapipe)
-                add_note(error, f"The object is in item {self.sender.made()[1] + 1} of {whose} in this process.")
+                pipe_name = name_of(self.programs[self.turns.entered].datapipe)
+                add_note(error, f"The object is in item {self.sender.made()[1] + 1} of {pipe_name} in this process.")
             failure = self.failure or describe(error, self.setup.where)
         while not self.sender.send_error(failure):
             if not self._continues():
@@ -264,7 +264,7 @@ class EpochRunner:
         `ORDERED` seconds.
         """
         while (command := self.commands.receive(0, ORDERED)) is not None:
-            if self._obey(command) == "leave":
+            if self._execute(command) == "leave":
                 return True
         return False
 

@@ -22,12 +22,12 @@ from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import NONE, Survived
 from torchdata._engine.workers.program import EpochProgram
 from torchdata._engine.workers.restart import Ended, Received
-from torchdata._observe.outside.stacks import answer_no_more
+from torchdata._observe.outside.stacks import stop_answering
 from torchdata._observe.stats.counting import MAIN_PAGE
 
-OBEDIENCE = 600.0
+ANSWER_TIMEOUT = 600.0
 #: Seconds between two checks whether a child has acknowledged a command.
-GLANCE = 0.002
+SHORT_INTERVAL = 0.002
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,13 @@ class StopPosition:
     """The position in an epoch where an earlier run stopped, and where this run resumes.
 
     Args:
-        given: for each shard, the number and the checksum of the delivered items.
+        accounts: for each shard, the number and the checksum of the delivered items.
         turn: the number of the shard that provides the next item.
         resumptions: the positions of the shards, followed by the position of the dispatching process.
         kept: the snapshots in `resumptions`, as the arguments for `Collector.keep`.
     """
 
-    given: list[snapshots.Account]
+    accounts: list[snapshots.Account]
     turn: int
     resumptions: list[snapshots.Resumption | None]
     kept: tuple[list[snapshots.Kept | None], snapshots.KeptDispatched | None]
@@ -110,7 +110,7 @@ class Children(Group):
         except BaseException:
             self.shutdown()
             raise
-        self._shutdown.afterwards = partial(answer_no_more, self.stats, MAIN_PAGE)
+        self._shutdown.afterwards = partial(stop_answering, self.stats, MAIN_PAGE)
 
     def start_epoch(
         self,
@@ -137,7 +137,7 @@ class Children(Group):
         if position is None:
             collector.start_epoch(self._epoch, self._window)
         else:
-            collector.start_epoch(self._epoch, self._window, position.given, position.turn)
+            collector.start_epoch(self._epoch, self._window, position.accounts, position.turn)
             collector.keep(*position.kept)
         processes = list(self._processes)
         self.begin_epoch()
@@ -213,24 +213,24 @@ class Children(Group):
         for index in range(len(self._processes)):
             if not self._is_resting(index):
                 self._send(index, "call", self._calls, function)
-        self._await_obedience()
+        self._await_acknowledgments()
 
     def _is_resting(self, index: int) -> bool:
         return self._restarts is not None and self._restarts.rests(index)
 
-    def _await_obedience(self) -> None:
-        deadline = time.monotonic() + OBEDIENCE
+    def _await_acknowledgments(self) -> None:
+        deadline = time.monotonic() + ANSWER_TIMEOUT
         try:
             for index in range(len(self._processes)):
                 began = time.monotonic()
-                while not self._is_resting(index) and not self._has_obeyed(index):
+                while not self._is_resting(index) and not self._has_acknowledged(index):
                     # All workers are permitted to send further items: this child may need a dispatched item while the
                     # dispatching process waits for a worker that has reached its limit.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
                         raise TimeoutError(
-                            f"{self._names[index]} did not answer within {OBEDIENCE:.0f} s: its pipe is stuck"
+                            f"{self._names[index]} did not answer within {ANSWER_TIMEOUT:.0f} s: its pipe is stuck"
                         )
         finally:
             self.collector.relieve(True)
@@ -248,10 +248,12 @@ class Children(Group):
         child: int = page["page"] - 1
         return self._processes[child].current_frame(page)
 
-    def _has_obeyed(self, index: int) -> bool:
+    def _has_acknowledged(self, index: int) -> bool:
         members = self._members
         try:
-            return members.commanders[index].wait_acknowledged(members.sent[index], GLANCE, self._look_at(index))
+            return members.commanders[index].wait_acknowledged(
+                members.sent[index], SHORT_INTERVAL, self._look_at(index)
+            )
         except Ended:
             self._check_alive()
             return False

@@ -129,7 +129,7 @@ class Group(OwnsChildren):
         #: Finds file positions that forked children share; None with other start methods.
         self._positions: SharedPositions | None = None
         if self._has_board:  # the counters must end even if no epoch is ever started
-            self._shutdown.afterwards = partial(_count_no_more, self.counting)
+            self._shutdown.afterwards = partial(_stop_counting, self.counting)
 
     @property
     def is_forked(self) -> bool:
@@ -152,7 +152,7 @@ class Group(OwnsChildren):
         members, restarts = self.members, self.restarts
         indices = range(len(members.processes))
 
-        def see_to(index: int) -> None:
+        def after_start(index: int) -> None:
             if restarts is None:
                 # Starting further children may take long, so an earlier child's exit is reported first.
                 members.check_alive(range(index))
@@ -167,7 +167,7 @@ class Group(OwnsChildren):
         if self._start_method == "fork":  # forked children inherit the mappings and the open files
             members.close_descriptors(indices)
             self._positions = SharedPositions(members.pids, self.dispatches)
-        start_all(members.processes, self._start_method, see_to)
+        start_all(members.processes, self._start_method, after_start)
         members.close_descriptors(indices)
         if restarts is None:
             self.bells.close_descriptor()
@@ -263,7 +263,7 @@ class Group(OwnsChildren):
         self._finalize(False)
 
 
-def _count_no_more(counting: Counting) -> None:
+def _stop_counting(counting: Counting) -> None:
     counting.end()
     counting.close()
     counting.board.close_descriptor()

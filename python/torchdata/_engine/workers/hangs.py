@@ -210,21 +210,21 @@ class Hangs:
         if stopped is not None:
             return stopped
         waits = [flow for flow in pages[chain[-1]]["flows"] if flow["wait"]["since"]] if chain[-1] in pages else []
-        is_circle = any(flow["peer"] - self._first_page in chain for flow in waits)
-        return chain[0] if is_circle else chain[-1]
+        is_cycle = any(flow["peer"] - self._first_page in chain for flow in waits)
+        return chain[0] if is_cycle else chain[-1]
 
     def _is_stopped(self, child: int) -> bool:
         return self._members.processes[child].is_stopped
 
-    def _is_over(self, child: int, page: Any, still: float, limit: float) -> bool:
+    def _is_over(self, child: int, page: Any, idle: float, limit: float) -> bool:
         if not self._members.processes[child].is_up:
             return False
         begins = page is None or not self._is_at(page, child) or not _runs(page)
         works = self._works(child, page)
-        if still < limit or self._is_stopped(child):
-            return still >= limit
+        if idle < limit or self._is_stopped(child):
+            return idle >= limit
         most = limit * self.most / self.seconds if works else limit
-        return still >= (max(most, STARTING) if begins else most)  # the child may import a program or load a state
+        return idle >= (max(most, STARTING) if begins else most)  # the child may import a program or load a state
 
     def _works(self, child: int, page: Any) -> bool:
         """Returns whether a child uses a processor, measured over periods of half the timeout; True during the first

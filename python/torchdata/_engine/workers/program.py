@@ -32,7 +32,7 @@ class Runner(Protocol):
     def prepare(self, program: Any) -> None:
         """Called once, before the first command. An exception of this method is stored in `failure`."""
 
-    def obey(self, command: tuple[Any, ...]) -> bool:
+    def execute(self, command: tuple[Any, ...]) -> bool:
         """Carries out a command; returns False if the command was to stop."""
 
 
@@ -42,10 +42,10 @@ class Program(ABC):
     #: A phrase for the error message about the exit of a worker, which describes what the workers do.
     stage: ClassVar[str] = "reading items"
     #: Three phrases for the error message about a worker that exits repeatedly at one result, such as "item 7 in the
-    #: epoch". The phrase `mended` names the part of the program that the user should correct.
+    #: epoch". The phrase `to_correct` names the part of the program that the user should correct.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
-    mended: ClassVar[str] = "pipe"
+    to_correct: ClassVar[str] = "pipe"
     #: Large modules that are imported when the program is unpickled.
     modules: Sequence[str] = ()
 

@@ -31,7 +31,7 @@ from torchdata._engine.workers.members import Members
 from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 
 ROOM = 3.0
-GLANCE = 0.01
+SHORT_INTERVAL = 0.01
 
 #: A pair. The first member has, for each shard, the number of items that the main process has received (`Account`), and
 #: the shard's newest snapshot. The second member is the dispatching process's snapshot at the same positions.
@@ -94,7 +94,7 @@ class Restarts:
             exited = [i for i, process in enumerate(processes) if process.ended and not self.rests(i)]
             if not exited or collector.replace_processes(exited):
                 return bool(exited)
-            time.sleep(GLANCE)  # a thread that is reading replaces the child itself
+            time.sleep(SHORT_INTERVAL)  # a thread that is reading replaces the child itself
 
     def look_at(self, index: int) -> Callable[[], None]:
         """Returns a function that raises `Ended` if the child has exited, or if the loader is shut down."""
@@ -160,7 +160,7 @@ class Restarts:
         if is_final:
             text = (
                 f"{how} {where}, in attempt {exits} to compute it; {advice}. The code that computes this {kind.item} "
-                f"ends its process each time: leave the {kind.item} out, or correct the {kind.mended}{stack}"
+                f"ends its process each time: leave the {kind.item} out, or correct the {kind.to_correct}{stack}"
             )
         elif self._shutdown.has_begun:
             text = f"{how} {where} while the loader was shut down; {advice}"
@@ -262,4 +262,4 @@ def _start(child: ChildProcess, method: str) -> None:
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.ENOMEM) or time.monotonic() >= deadline:
                 raise
-        time.sleep(GLANCE)
+        time.sleep(SHORT_INTERVAL)

@@ -187,9 +187,9 @@ def attach(pid: int | None = None) -> list[Attached]:
     if not found and pid is not None:
         found = [one for one in find(stat_fields(pid)[1]) if pid in _pids(one)]
     if not found:
-        whose = "this user" if pid is None else f"process {pid}"
+        processes = "this user" if pid is None else f"process {pid}"
         raise NoLoaderError(
-            f"no running loader of {whose} was found: a DataLoader2, a StatefulDataLoader or a Loader of nodes is "
+            f"no running loader of {processes} was found: a DataLoader2, a StatefulDataLoader or a Loader of nodes is "
             "visible from its first epoch to its shutdown"
         )
     return found

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 #: If the written stacks take more than `MOST` bytes, the process deletes them at the beginning of an epoch.
 MOST = 1 << 20
-LOOK = 0.005
+POLL_INTERVAL = 0.005
 
 _HEAD = "Stack (most recent call first):"
 #: `_END` marks the end of the stacks of the threads other than the main thread. `OTHERS` is the maximum time in seconds
@@ -188,7 +188,7 @@ def _is_ours(descriptor: int) -> bool:
     return os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:torchdata-stacks")
 
 
-def answer_no_more(board: StatsBoard, page: int) -> None:
+def stop_answering(board: StatsBoard, page: int) -> None:
     now = _answering
     with now.lock:
         if (id(board), page) not in now.pages:
@@ -241,7 +241,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
         deadline = time.monotonic() + seconds
         size = before
         while time.monotonic() < deadline:
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
             last, size = size, os.fstat(answers).st_size
             if size == last > before:
                 answer = os.pread(answers, min(size - before, MOST), before).decode(errors="replace")
@@ -261,7 +261,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
     deadline = time.monotonic() + OTHERS
     answer = ""
     while _END not in answer and time.monotonic() < deadline:
-        time.sleep(LOOK)
+        time.sleep(POLL_INTERVAL)
         answer = os.pread(answers, min(max(0, os.fstat(answers).st_size - size), MOST), size).decode(errors="replace")
     answer, ended, _ = answer.partition(_END)
     begins = answer.find("Thread ")

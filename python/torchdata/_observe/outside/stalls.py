@@ -56,21 +56,21 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
     children.collector.report_stall(seconds, on_stall)
 
 
-class Patience:
+class StallWatch:
     """Warns if threads of the main process wait long for an item, and names the process with the longest delay."""
 
     def __init__(self, children: Any, seconds: float) -> None:
         self._children, self._seconds = weakref.ref(children), seconds
         self._lock = threading.Lock()
         self.is_awaited: Callable[[], bool] = bool
-        #: `came` is the number of items that have arrived, and `_seen` is the value of `came` at the last check.
-        self.came = self._seen = 0
+        #: `arrived` is the number of items that have arrived, and `_seen` is the value of `arrived` at the last check.
+        self.arrived = self._seen = 0
         # For each process with a late item, the time when the item became late.
         self._late: dict[int, float] = {}
         self._began, self._next = time.monotonic(), seconds
 
-    def came_of(self, number: int) -> None:
-        self.came += 1
+    def note_item(self, number: int) -> None:
+        self.arrived += 1
         if self._late:
             self._late.pop(number, None)
 
@@ -78,8 +78,8 @@ class Patience:
         """Checks for a stall; a thread that waits for a process calls this method repeatedly."""
         now = time.monotonic()
         self._late.setdefault(number, now)
-        if self.came != self._seen or not self.is_awaited():
-            self._seen, self._began, self._next = self.came, now, self._seconds
+        if self.arrived != self._seen or not self.is_awaited():
+            self._seen, self._began, self._next = self.arrived, now, self._seconds
         elif now - self._began >= self._next and self._lock.acquire(blocking=False):
             try:
                 self._report(now - self._began)
@@ -140,8 +140,8 @@ def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
     return number
 
 
-def warn_of_calls_no_more(number: int, delivery: Delivery) -> None:
-    delivery.watch_no_more()
+def stop_call_warnings(number: int, delivery: Delivery) -> None:
+    delivery.stop_watching()
     _watched.pop(number, None)
 
 

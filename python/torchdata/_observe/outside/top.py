@@ -37,15 +37,15 @@ WINDOW = 10.0
 class _View:
     def __init__(self, attached: Attached) -> None:
         self.attached = attached
-        self._past: deque[tuple[float, LoaderStats]] = deque()
+        self._history: deque[tuple[float, LoaderStats]] = deque()
 
     def look(self) -> LoaderStats:
         now = time.monotonic()
         whole = self.attached.stats()
-        while self._past and now - self._past[0][0] > WINDOW:
-            self._past.popleft()
-        recent = self.attached.stats(self._past[0][1]) if self._past else whole
-        self._past.append((now, whole))
+        while self._history and now - self._history[0][0] > WINDOW:
+            self._history.popleft()
+        recent = self.attached.stats(self._history[0][1]) if self._history else whole
+        self._history.append((now, whole))
         return recent if recent.seconds > 0.2 or whole.items == 0 else whole
 
     def is_readable(self) -> bool:

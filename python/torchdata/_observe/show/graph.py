@@ -22,25 +22,25 @@ _End = tuple["Node", "list[ProcessStats]"]
 def graph_of_stats(stats: LoaderStats) -> DrawnGraph:
     graph = DrawnGraph()
     ends: list[_End] = []
-    for processes in _alike(stats):
+    for processes in _grouped(stats):
         _add_processes(graph, processes, stats, ends)
     graph.mark_ends()
     return graph
 
 
-def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
+def _grouped(stats: LoaderStats) -> list[list[ProcessStats]]:
     """Returns groups of processes. Workers form one group if they have the same pipes and similar numbers of items."""
     workers: dict[tuple[str, ...], list[ProcessStats]] = {}
     for worker in stats.workers:
         if worker.pipes:
             workers.setdefault(tuple(pipe.name for pipe in worker.pipes), []).append(worker)
-    alike: list[list[ProcessStats]] = []
+    groups: list[list[ProcessStats]] = []
     for group in workers.values():
         items = [worker.items for worker in group]
         uneven = len(group) <= _DRAWN_APART and max(items) > _UNEVEN * max(1, min(items))
-        alike += [[worker] for worker in group] if uneven else [group]
+        groups += [[worker] for worker in group] if uneven else [group]
     others = [[process] for process in (stats.dispatching, stats.main) if process is not None and process.pipes]
-    return sorted([*alike, *others], key=lambda group: _COLUMNS.index(group[0].role))
+    return sorted([*groups, *others], key=lambda group: _COLUMNS.index(group[0].role))
 
 
 def _add_processes(graph: DrawnGraph, processes: list[ProcessStats], stats: LoaderStats, ends: list[_End]) -> None:

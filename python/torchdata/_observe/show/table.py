@@ -58,12 +58,12 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 def process_rows(processes: Sequence[ProcessStats]) -> list[list[str]]:
     rows = [["process", "pid", "state", "items", "items/s", "busy", "for items", "for room", "in flight", "memory"]]
     for process in processes:
-        whom = f" ({process.waits_for})" if process.waits_for else ""
+        awaited = f" ({process.waits_for})" if process.waits_for else ""
         rows.append(
             [
                 process.called,
                 str(process.pid),
-                process.state + whom,
+                process.state + awaited,
                 amount(process.items),
                 amount(process.items_per_second),
                 percent(process.busy),

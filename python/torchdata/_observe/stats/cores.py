@@ -46,11 +46,11 @@ def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[fl
     if busy <= 0 or any(one.cpu_seconds is None for one in processes):
         return None
     ran = sum(one.cpu_seconds or 0.0 for one in processes)
-    stood = sum(one.busy * (one.waits_for_cpu_seconds or 0.0) for one in processes)
-    return _share(max(0.0, ran - before * len(processes)), stood, busy), _share(ran, stood, busy)
+    queued = sum(one.busy * (one.waits_for_cpu_seconds or 0.0) for one in processes)
+    return _share(max(0.0, ran - before * len(processes)), queued, busy), _share(ran, queued, busy)
 
 
-def _share(ran: float, stood: float, busy: float) -> float:
-    if ran + stood >= busy:
-        return (ran + stood) / busy
-    return ran / (busy - stood)
+def _share(ran: float, queued: float, busy: float) -> float:
+    if ran + queued >= busy:
+        return (ran + queued) / busy
+    return ran / (busy - queued)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torchdata._observe.outside.stacks import answer_for_stacks, answer_no_more, tidy
+from torchdata._observe.outside.stacks import answer_for_stacks, stop_answering, tidy
 from torchdata._observe.stats.labels import describe_pipes
 
 if TYPE_CHECKING:
@@ -83,4 +83,4 @@ class Counting:
         self.board.end_span(self.page)
 
     def close(self) -> None:
-        answer_no_more(self.board, self.page)
+        stop_answering(self.board, self.page)

@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 FEWEST = 10
 MANY = 1000
 #: A loader does not limit the program if the program waits for it for less than this fraction of the time.
-LITTLE = 0.10
+SMALL_SHARE = 0.10
 STALL = 5.0
 #: If workers wait for cores but use less than this fraction of the cores, other programs are considered to use the
 #: cores.
 OWN_CORES = 0.1
-_LITTLE = frozenset(
+_CHEAP_PIPES = frozenset(
     {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
 )
 MOST_WORKERS = 64
@@ -110,14 +110,14 @@ def empty(stats: LoaderStats) -> Verdict | None:
         return None
     processes = sorted(stats.processes, key=lambda process: process.role == "main")
     pipes = [pipe for process in processes for pipe in process.pipes]
-    dry = next((pipe for pipe in pipes if not pipe.items_out), None)
+    empty = next((pipe for pipe in pipes if not pipe.items_out), None)
     what = ""
-    if dry is not None:
-        what = f"; its source, {_called(dry)}, yielded nothing"
-        if dry.items_in:
-            what = f"; {_called(dry)} received {dry.items_in} items and yielded none"
+    if empty is not None:
+        what = f"; its source, {_called(empty)}, yielded nothing"
+        if empty.items_in:
+            what = f"; {_called(empty)} received {empty.items_in} items and yielded none"
     text = f"The pipeline is empty: an epoch has ended without any item{what}."
-    return _blaming("empty", text, None if dry is None else dry.process, dry)
+    return _blaming("empty", text, None if empty is None else empty.process, empty)
 
 
 def too_early(stats: LoaderStats) -> Verdict | None:
@@ -186,7 +186,7 @@ def slow_first_item(stats: LoaderStats) -> Verdict | None:
 
 def training(stats: LoaderStats) -> Verdict | None:
     share = stats.loading if stats.loading is not None else stats.waiting if stats.workers else None
-    if share is None or share >= LITTLE:
+    if share is None or share >= SMALL_SHARE:
         return None
     spare = ""
     if len(stats.workers) > 1 and (stats.held_up or 0) > 0.5:
@@ -221,13 +221,13 @@ def oversubscribed(stats: LoaderStats) -> Verdict | None:
     here = [p for p in stats.processes if p.role != "main" and p.node is None]
     children = [p for p in here if p.cpu_seconds is not None]
     ran = sum(child.cpu_seconds or 0.0 for child in children)
-    stood = sum(child.waits_for_cpu_seconds or 0.0 for child in children)
+    queued = sum(child.waits_for_cpu_seconds or 0.0 for child in children)
     # The processor time of a process includes its start, so it is divided by the whole lifetime of the process.
     wall = max((child.running_seconds or 0.0 for child in children), default=0.0)
     there = stats.cores * wall
-    if not children or there <= 0 or stood < 0.6 * ran or ran < OWN_CORES * there or ran + stood < 1.3 * there:
+    if not children or there <= 0 or queued < 0.6 * ran or ran < OWN_CORES * there or ran + queued < 1.3 * there:
         return None
-    threads = (ran + stood) / wall
+    threads = (ran + queued) / wall
     each = threads / len(children)
     advice = (
         f"each runs {each:.1f} threads at once: set OMP_NUM_THREADS=1, or torch.set_num_threads(1) and "
@@ -238,7 +238,7 @@ def oversubscribed(stats: LoaderStats) -> Verdict | None:
     return Verdict(
         "cores",
         f"Workers compete for cores: {threads:.0f} threads of {len(children)} processes share {stats.cores} cores, and "
-        f"waited for a core for {percent(stood / (ran + stood))} of their time; {advice}.",
+        f"waited for a core for {percent(queued / (ran + queued))} of their time; {advice}.",
     )
 
 
@@ -363,13 +363,13 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
         free = [pipe for pipe in before if not pipe.waits and not pipe.put_off]
         worst = max(free, key=lambda pipe: pipe.own_seconds or 0.0, default=None)
         others = sum(pipe.own_seconds or 0.0 for pipe in worker.pipes if pipe is not worst)
-        if worst is None or (_takes_little(worst) and worst.items_in is not None):
+        if worst is None or (_is_cheap(worst) and worst.items_in is not None):
             return None
         if (worst.own_seconds or 0.0) < others:
             return None
     else:  # without measured times, the diagnosis is certain only if nothing else is slow
         worst = next((pipe for pipe in before if _maps(pipe) and not pipe.put_off), None)
-        if worst is None or not all(map(_takes_little, [*after, *(pipe for pipe in before if not _maps(pipe))])):
+        if worst is None or not all(map(_is_cheap, [*after, *(pipe for pipe in before if not _maps(pipe))])):
             return None
     if worst.items_in is None:
         return _blaming(
@@ -392,8 +392,8 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
     )
 
 
-def _takes_little(pipe: PipeStats) -> bool:
-    return pipe.location is None and pipe.name.partition("(")[0] in _LITTLE
+def _is_cheap(pipe: PipeStats) -> bool:
+    return pipe.location is None and pipe.name.partition("(")[0] in _CHEAP_PIPES
 
 
 def _maps(pipe: PipeStats) -> bool:
@@ -454,7 +454,7 @@ def _loading_in_workers(stats: LoaderStats) -> Verdict:
     name = max(stats.waited_for, key=lambda name: stats.waited_for[name], default="")
     worker = next((worker for worker in stats.workers if worker.name == name), stats.workers[0])
     worst = _slowest_pipe([worker])
-    limit = "Loading limits you: " if (stats.loading or stats.waiting) >= LITTLE else ""
+    limit = "Loading limits you: " if (stats.loading or stats.waiting) >= SMALL_SHARE else ""
     text = f"{limit}main waits {percent(stats.waiting)} of the time, most of it for {worker.called}"
     main = stats.main
     if main is not None and main.busy > stats.waiting:

@@ -56,7 +56,7 @@ def _is_alive(page: Page) -> bool:
 
 def _cpu(page: Page) -> tuple[float, float, float] | None:
     if page["machine"]:
-        return (page["ran"] * _NS, page["stood"] * _NS, page["lived"] * _NS) if page["lived"] else None
+        return (page["ran"] * _NS, page["queued"] * _NS, page["lived"] * _NS) if page["lived"] else None
     return processor_times(page["pid"])
 
 
@@ -69,7 +69,7 @@ def _as_of(page: Page | None, reading: Reading) -> int:
     return min(reading.at, page["arrived"]) if page is not None and page["arrived"] else reading.at
 
 
-class _Since:
+class _Interval:
     def __init__(self, now: Reading, earlier: Reading | None, index: int) -> None:
         self.page = now.pages[index]
         self.at = _as_of(self.page, now)
@@ -117,17 +117,17 @@ class _Since:
 
 def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
     names = {index: name_of_process(page) for index, page in now.pages.items()}
-    sinces = {index: _Since(now, earlier, index) for index in sorted(now.pages)}
-    processes = [_process(since, now, names) for since in sinces.values()]
+    intervals = {index: _Interval(now, earlier, index) for index in sorted(now.pages)}
+    processes = [_process(since, now, names) for since in intervals.values()]
     processes.sort(key=lambda process: _ORDER.index(process.role))
     main = next((p for p in processes if p.role == "main"), None)
     workers = [p for p in processes if p.role == "worker"]
     seconds = main.seconds if main else 0.0
     items = main.items if main else 0
-    size = sum(since.flow_sum("bytes", sends=True) for since in sinces.values() if since.page["role"] == 2)
+    size = sum(since.flow_sum("bytes", sends=True) for since in intervals.values() if since.page["role"] == 2)
     network = sum(process.network_bytes for process in processes)
     waiting = main.input_seconds if main else 0.0
-    main_since = next((s for s in sinces.values() if s.page["role"] == 1), None)
+    main_since = next((s for s in intervals.values() if s.page["role"] == 1), None)
     page = main_since.page if main_since else None
     inside = _inside(main_since, waiting, seconds)
     held, capacity = _held(main)
@@ -159,7 +159,7 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
     )
 
 
-def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None:
+def _inside(main: _Interval | None, waiting: float, seconds: float) -> float | None:
     """Estimates the seconds that the program has spent in the loader's `next`, including `waiting` seconds of
     waiting."""
     if main is None or not main.count("inside_samples"):
@@ -179,13 +179,13 @@ def name_of_process(page: Page) -> str:
     return "main" if page["role"] == 1 else "the dispatching process"
 
 
-def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessStats:
+def _process(since: _Interval, now: Reading, names: Mapping[int, str]) -> ProcessStats:
     page = since.page
     role = _ROLES[page["role"]]
     seconds = since.wait("span") * _NS
     input_seconds = min(seconds, since.flow_waits(sends=False) * _NS)
     room_seconds = min(seconds, since.flow_waits(sends=True) * _NS)
-    state, whom, waited = _state(page, now, names)
+    state, awaited, waited = _state(page, now, names)
     pipes = page["pipes"]
     sent = since.flow_sum("items", sends=True)
     if role == "main":
@@ -207,7 +207,7 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
         node=page["machine"].partition(" ")[0] or None,
         actor=page["machine"].partition(" ")[2] or None,
         state=state,
-        waits_for=whom,
+        waits_for=awaited,
         waits_seconds=waited,
         runs=pipes[page["current"] - 1]["label"] if 0 < page["current"] <= len(pipes) else None,
         items=sent,
@@ -253,8 +253,8 @@ def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str
     first, flows = page["first"], page["flows"]
     if first["since"]:
         if 0 < first["whom"] <= len(flows):
-            whom = names.get(flows[first["whom"] - 1]["peer"])
-            return "waiting for the first item", whom, since(first)
+            awaited = names.get(flows[first["whom"] - 1]["peer"])
+            return "waiting for the first item", awaited, since(first)
         return "running", None, 0.0
     for flow in flows:
         if flow["wait"]["since"]:
@@ -279,7 +279,7 @@ def _in_flight(page: Page, now: Reading) -> tuple[int, int]:
     return items, limit
 
 
-def _pipes(since: _Since, process: str) -> tuple[PipeStats, ...]:
+def _pipes(since: _Interval, process: str) -> tuple[PipeStats, ...]:
     grown = [(pipe, pipe["items"] - (b["items"] if b else 0), b) for pipe, b in since.both("pipes")]
     inputs: dict[int, int] = {}
     all_inputs: dict[int, int] = {}

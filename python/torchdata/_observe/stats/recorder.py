@@ -14,12 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torchdata._native import Delivery, StatsBoard
-from torchdata._observe.outside.stacks import answer_no_more
+from torchdata._observe.outside.stacks import stop_answering
 from torchdata._observe.outside.stalls import (
     WaitWarning,
+    stop_call_warnings,
     warn_in_thread,
     warn_of_calls,
-    warn_of_calls_no_more,
     warn_of_stalls,
 )
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting
@@ -132,7 +132,7 @@ class Recorder:
 
     def close(self) -> None:
         if self._watched is not None:
-            warn_of_calls_no_more(*self._watched)
+            stop_call_warnings(*self._watched)
             self._watched = None
         self._processes = None
         counting = self._counting
@@ -144,7 +144,7 @@ class Recorder:
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()
             self._counting = None
-            answer_no_more(board, MAIN_PAGE)
+            stop_answering(board, MAIN_PAGE)
             board.close_descriptor()
         self._counting = None
 

@@ -160,9 +160,9 @@ def _generator_types() -> tuple[type, ...]:
 
 def _copied(generator: Any) -> Any:
     if type(generator) is random.Random:  # `copy` would copy 625 numbers individually
-        twin = random.Random(0)
-        twin.setstate(generator.getstate())
-        return twin
+        clone = random.Random(0)
+        clone.setstate(generator.getstate())
+        return clone
     with FailuresSuppressed():  # a generator of the operating system or of a device cannot be copied
         return copy.deepcopy(generator)
     return generator
@@ -195,8 +195,8 @@ def replica(obj: T) -> T:
     with FailuresSuppressed():
         Pickler(written, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
         written.seek(0)
-        twin: T = Unpickler(written).load()
-        return twin
+        clone: T = Unpickler(written).load()
+        return clone
     return duplicate(obj)
 
 

@@ -113,9 +113,9 @@ def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe
     dispatched = (DispatchedSource, _DummyIterDataPipe)
     if not any(isinstance(pipe, dispatched) for pipe in graph):
         return [graph.end]
-    fed = {id(pipe) for pipe in graph if any(isinstance(source, dispatched) for source in graph.at(pipe))}
-    ends = {id(source): source for pipe in graph if id(pipe) in fed for source in graph.sources(pipe)}
-    return [pipe for pipe_id, pipe in ends.items() if pipe_id not in fed]
+    readers = {id(pipe) for pipe in graph if any(isinstance(source, dispatched) for source in graph.at(pipe))}
+    ends = {id(source): source for pipe in graph if id(pipe) in readers for source in graph.sources(pipe)}
+    return [pipe for pipe_id, pipe in ends.items() if pipe_id not in readers]
 
 
 def _is_replicable(datapipe: DataPipe) -> bool:

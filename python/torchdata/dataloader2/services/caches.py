@@ -147,7 +147,7 @@ class Caches:
         """
         checksum = _digest(values)
         if is_strict and checksum != filled.checksum:
-            _complain(SampleDigest.differ_in_numbers_alone(checksum, filled.checksum or 0))
+            _report_difference(SampleDigest.differ_in_numbers_alone(checksum, filled.checksum or 0))
         self.forget()
         self._set(values)
         measure = _measured(values)
@@ -155,7 +155,7 @@ class Caches:
             self._leave_out(filled, values, measure)
 
 
-def _complain(is_noise: bool) -> None:
+def _report_difference(is_noise: bool) -> None:
     """Warns if the recomputed items differ only in floating-point numbers and arrays (`is_noise`), and raises an error
     if they differ in other values."""
     if is_noise:

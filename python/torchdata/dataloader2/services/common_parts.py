@@ -201,7 +201,7 @@ class CommonPart:
         self._reused = ReusedObjects(self._waits, self._oldest)
         #: The attributes of each pipe at the beginning of the epoch; see `attributes_of`.
         self._attributes: Sequence[dict[str, Any]] | None = None
-        self._whose: Share | None = None
+        self._current: Share | None = None
         self._seeded: dict[str, Any] = {}
         #: The generators of the shard that requests an item, and the generators of the pipes before the filter.
         self._globals = ShardGlobals(), ShardGlobals()
@@ -248,7 +248,7 @@ class CommonPart:
         """Runs the pipes before the filter until the shard has an item. Returns False if the pipes have ended."""
         if self._has_ended:
             return False
-        self._whose = share
+        self._current = share
         witness = None if self.is_running or self._snapshots else witnessing.current
         enter = self._enter
         enter(1)
@@ -293,7 +293,7 @@ class CommonPart:
 
     def _move_to(self, share: Share) -> None:
         """Makes the pipes in the graph of the shard `share` compute the next items of all shards."""
-        self._whose, position = share, self.position
+        self._current, position = share, self.position
         self._turns.enter(1)
         try:
             self._save()
@@ -355,8 +355,8 @@ class CommonPart:
             self._distributing = map(share.queue.append, share.division.share_of(self._iterator, position))
             return
         self._by_number = {share.division.shard: share for share in self._shares}
-        division, nowhere = self._shares[0].division, deque[Any](maxlen=0)
-        queues = [self._by_number[n].queue if n in self._by_number else nowhere for n in range(division.shards)]
+        division, unused = self._shares[0].division, deque[Any](maxlen=0)
+        queues = [self._by_number[n].queue if n in self._by_number else unused for n in range(division.shards)]
         order = [queue for queue in queues for _ in range(division.block)]
         self._blocks, offset = (division.shards, division.block), position % len(order)
         items = map(self._reused.examine, self._iterator, count(position))
@@ -405,8 +405,8 @@ class CommonPart:
     def _exchange(self, left: int, entered: int) -> None:
         self._globals[left].leave(is_all=True)
         is_set = self._globals[entered].enter()
-        if entered == 0 and not is_set and "torch.utils.data" in sys.modules and self._whose is not None:
-            self._whose.inform()  # these pipes have imported torch
+        if entered == 0 and not is_set and "torch.utils.data" in sys.modules and self._current is not None:
+            self._current.inform()  # these pipes have imported torch
 
 
 def _stay(_shard: int) -> None:

@@ -74,24 +74,24 @@ class DistributedReadingService(ReadingServiceInterface):
         *,
         process_group: RankGroup | TorchRanks | None = None,
     ) -> None:
-        whose = "DistributedReadingService"
-        if process_group is None and members_of(timeout, whose) is not None:
+        owner = "DistributedReadingService"
+        if process_group is None and members_of(timeout, owner) is not None:
             timeout, process_group = DEFAULT_TIMEOUT, timeout  # type: ignore[assignment]
-        check_timeout(timeout, whose)
+        check_timeout(timeout, owner)
         #: The ranks in the user's torch process group, numbered as in the job; None without such a group.
-        self._members = members_of(process_group, whose)
-        given: Any = None if self._members is not None else process_group
-        if given is not None:
-            check_group(given, whose, broadcasts=True)
+        self._members = members_of(process_group, owner)
+        passed_group: Any = None if self._members is not None else process_group
+        if passed_group is not None:
+            check_group(passed_group, owner, broadcasts=True)
         else:
             from torchdata._ranks.torch_group import require_available
 
-            require_available(whose)
+            require_available(owner)
         self._world_size = 1
         self._rank = 0
         self._datapipe: DataPipe | None = None
         self._timeout: float = timeout  # type: ignore[assignment]
-        self._given_group: RankGroup | None = given
+        self._passed_group: RankGroup | None = passed_group
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
@@ -108,8 +108,8 @@ class DistributedReadingService(ReadingServiceInterface):
         Raises:
             TypeError: the service is in use.
         """
-        if self._given_group is not None:
-            memo[id(self._given_group)] = self._given_group
+        if self._passed_group is not None:
+            memo[id(self._passed_group)] = self._passed_group
         duplicate = type(self).__new__(type(self))
         memo[id(self)] = duplicate
         vars(duplicate).update({name: copy.deepcopy(value, memo) for name, value in vars(self).items()})
@@ -139,7 +139,7 @@ class DistributedReadingService(ReadingServiceInterface):
         apply_sharding(graph, self._world_size, self._rank, SHARDING_PRIORITIES.DISTRIBUTED)
         if not isinstance(datapipe, FullSync):
             datapipe = FullSync(datapipe, self._timeout)
-        self._sync_group = group if self._given_group is not None else self._open(datapipe.timeout)
+        self._sync_group = group if self._passed_group is not None else self._open(datapipe.timeout)
         datapipe.set_process_group(self._sync_group)
         self._fullsync = self._datapipe = datapipe
         resumed, self._resumed = self._resumed, None  # dropped, because the function refers to the loader
@@ -154,8 +154,8 @@ class DistributedReadingService(ReadingServiceInterface):
         """
         if self._datapipe is not None:
             return self._world_size
-        if self._given_group is not None:
-            return self._given_group.world_size
+        if self._passed_group is not None:
+            return self._passed_group.world_size
         if self._members is not None:
             return len(self._members)
         dist: Any = sys.modules.get("torch.distributed")
@@ -176,7 +176,7 @@ class DistributedReadingService(ReadingServiceInterface):
     def _open(self, timeout: float) -> RankGroup:
         from torchdata._ranks.torch_group import TorchGroup
 
-        return self._given_group or TorchGroup(timeout, "DistributedReadingService", self._members)
+        return self._passed_group or TorchGroup(timeout, "DistributedReadingService", self._members)
 
     def initialize_iteration(
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
@@ -196,7 +196,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._keeps_seeds, self._keeps_next = self._keeps_next, False
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
         shared = self._pg.broadcast(seed - 2**64 if seed >= 2**63 else seed)
-        if self._sync_group is not None and self._sync_group is not self._given_group:
+        if self._sync_group is not None and self._sync_group is not self._passed_group:
             self._sync_group.show_life()  # only after the workers were forked, because `show_life` may start a thread
         if not self._keeps_seeds:
             seed_generator.seed(shared % 2**64)
@@ -234,6 +234,6 @@ class DistributedReadingService(ReadingServiceInterface):
         if fullsync is not None:
             fullsync.shutdown()
         for group in (self._sync_group, self._pg):
-            if group is not None and group is not self._given_group:
+            if group is not None and group is not self._passed_group:
                 group.close()
         self._sync_group = self._pg = None

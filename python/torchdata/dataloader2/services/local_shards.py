@@ -32,7 +32,7 @@ class _Delivered(NamedTuple):
 
     total: int
     shard: int
-    given: Sequence[Account]
+    accounts: Sequence[Account]
 
 
 class LocalShards:
@@ -93,10 +93,10 @@ class LocalShards:
         position: StopPosition | None = None,
     ) -> None:
         """Begins an epoch in all shards; see `Children.start_epoch`."""
-        turn, given = (0, [(0, 0)] * self.num_shards) if position is None else (position.turn, position.given)
+        turn, accounts = (0, [(0, 0)] * self.num_shards) if position is None else (position.turn, position.accounts)
         self._listener.begin()
         self._positions.clear()
-        self._positions.append(_Delivered(0, turn - 1, given))
+        self._positions.append(_Delivered(0, turn - 1, accounts))
         self._is_busy = self._is_stopped = False
         self._snapshots = [[None] * self.num_shards if position is None else position.kept[0]]
         self._iterators = []
@@ -133,7 +133,7 @@ class LocalShards:
     def __next__(self) -> Any:
         """Returns the next item. Other threads can access the shards only between two items."""
         with one_at_a_time():
-            total, last, given = self._positions[-1]
+            total, last, accounts = self._positions[-1]
             for step in range(self.num_shards):
                 shard = (last + 1 + step) % self.num_shards
                 iterator = None if self._is_stopped else self._iterators[shard]
@@ -147,7 +147,7 @@ class LocalShards:
                     self._listener.receive(shard, note)
                 if items:
                     # the 0 replaces the checksum of the items, which is not computed here
-                    now = [*given[:shard], (given[shard][0] + 1, 0), *given[shard + 1 :]]
+                    now = [*accounts[:shard], (accounts[shard][0] + 1, 0), *accounts[shard + 1 :]]
                     self._positions.append(_Delivered(total + 1, shard, now))
                 else:
                     self._iterators[shard] = None
@@ -168,7 +168,7 @@ class LocalShards:
             delivered: the number of items; None for the current position.
         """
         with one_at_a_time():
-            total, last, given = self._positions[-1]
+            total, last, accounts = self._positions[-1]
             delivered = total if delivered is None else delivered
             if delivered == total and not self._is_busy:
                 self._make_snapshots()
@@ -176,13 +176,13 @@ class LocalShards:
             if back >= len(self._positions):
                 return None
             if back:
-                turn, given = self._positions[-back].shard, self._positions[-1 - back].given
+                turn, accounts = self._positions[-back].shard, self._positions[-1 - back].accounts
             else:
                 following = ((last + 1 + step) % self.num_shards for step in range(self.num_shards))
                 turn = next((shard for shard in following if self._iterators[shard] is not None), 0)
             found = [
                 (account, next((made for made in kept if made is not None and made[0][0] <= account[0]), None))
-                for account, *kept in zip(given, *reversed(self._snapshots), strict=True)
+                for account, *kept in zip(accounts, *reversed(self._snapshots), strict=True)
             ]
             return found, turn, None
 
@@ -190,9 +190,9 @@ class LocalShards:
         """Takes a snapshot of every shard, and keeps only the snapshots of the first call and of the last two calls."""
         snapshots: list[Kept | None] = []
         total, _, accounts = self._positions[-1]
-        for program, given in zip(self._programs, accounts, strict=True):
+        for program, account in zip(self._programs, accounts, strict=True):
             made = self._in_shard(program, program.snapshot)
-            snapshots.append(None if made is None else (given, *made))
+            snapshots.append(None if made is None else (account, *made))
         first = 1 if total or any(self._snapshots[0]) else 0
         self._snapshots[first:] = [*self._snapshots[1:][-1:], snapshots]
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 #: This attribute of `sys` limits the number of entries in a printed stack.
 _LIMIT = "tracebacklimit"
 #: The module where users may replace `process_init_fn` and `process_reset_fn`.
-_FACE = "torchdata.dataloader2.reading_service"
+_PUBLIC = "torchdata.dataloader2.reading_service"
 
 
 @dataclass(frozen=True)
@@ -180,8 +180,8 @@ def process_reset_fn(
 
 def function_in_use(name: str) -> Callable[..., Any]:
     """Returns the function, or the user's replacement of this function."""
-    face = loaded(_FACE)  # a process that has not imported the public module cannot have replaced its functions
-    function: Callable[..., Any] = globals()[name] if face is None else getattr(face, name)
+    public = loaded(_PUBLIC)  # a process that has not imported the public module cannot have replaced its functions
+    function: Callable[..., Any] = globals()[name] if public is None else getattr(public, name)
     return function
 
 

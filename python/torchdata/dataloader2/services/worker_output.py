@@ -125,8 +125,11 @@ class WorkerOutput(IterDataPipe[Any]):
         if position is not None:
             self.want_large_snapshots()  # a user who has loaded a state will probably save states, too
             starts = resumptions(position, children.dispatches, strict)
-            given, kept = [shard.given for shard in position.shards], [shard.snapshot for shard in position.shards]
-            left, announced = StopPosition(given, position.turn, starts, (kept, position.dispatching)), False
+            accounts, kept = (
+                [shard.received for shard in position.shards],
+                [shard.snapshot for shard in position.shards],
+            )
+            left, announced = StopPosition(accounts, position.turn, starts, (kept, position.dispatching)), False
         children.start_epoch(commands, resume, announced=announced, position=left)
         self.run = WorkersEpoch(children, iter(children.collector))
 
@@ -180,15 +183,15 @@ class WorkerOutput(IterDataPipe[Any]):
         shards = () if position is None else position.shards
         missing = next((number for number, shard in enumerate(shards) if shard.snapshot is None), None)
         if position is None:
-            name, whose = lasting[0], "the processes"
+            name, owner = lasting[0], "the processes"
         elif self._lasts_dispatched and position.dispatching is None:
-            name, whose = lasting[0], "the dispatching process"
+            name, owner = lasting[0], "the dispatching process"
         elif self._lasts_in_workers and missing is not None and self.unsaved is None:
-            name, whose = self._lasts_in_workers[0], f"worker {missing}"
+            name, owner = self._lasts_in_workers[0], f"worker {missing}"
         else:
             return None
         return (
-            f"{name} keeps a state from epoch to epoch, but no snapshot of {whose} arrived in this epoch before the "
+            f"{name} keeps a state from epoch to epoch, but no snapshot of {owner} arrived in this epoch before the "
             "position to be saved: save the state between two epochs, or some items later"
         )
 

@@ -38,7 +38,7 @@ def _lines(state: LoaderState) -> Iterator[str]:
     if position is None or position.ended:
         yield "between two epochs"
     else:
-        yield f"inside an epoch, after {_items(position.given)}"
+        yield f"inside an epoch, after {_items(position.received)}"
         if position.drop:
             yield f"  the last {position.drop} of them will be recomputed"
     seed = None if state.randomness is None else state.randomness.seed
@@ -55,12 +55,12 @@ def _lines(state: LoaderState) -> Iterator[str]:
 
 def _shards(workers: WorkersPosition) -> Iterator[str]:
     for number, shard in enumerate(workers.shards):
-        (given, _), snapshot = shard.given, shard.snapshot
+        (received, _), snapshot = shard.received, shard.snapshot
         if snapshot is None:
-            yield f"shard {number}: {_items(given)} given, all to be recomputed"
+            yield f"shard {number}: {_items(received)} received, all to be recomputed"
             continue
-        again = given - snapshot[0][0]
-        yield f"shard {number}: {_items(given)} given, the last {again} to be recomputed"
+        again = received - snapshot[0][0]
+        yield f"shard {number}: {_items(received)} received, the last {again} to be recomputed"
         yield from _graph(f"shard {number}", snapshot[3])
     if workers.dispatching is not None:
         yield from _graph("the dispatching process", workers.dispatching[2])

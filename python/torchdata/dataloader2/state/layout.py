@@ -48,7 +48,7 @@ _RANKS = "ranks"
 
 #: The version of the layout that this module writes. States of torchdata 0.9 do not contain a version, and have only
 #: the keys `serialized_datapipe`, `reading_service_state` and `randomness_state`.
-STATE_VERSION = 4
+STATE_VERSION = 5
 
 _REQUIRED = (SERIALIZED_DATAPIPE_KEY_NAME, READING_SERVICE_STATE_KEY_NAME)
 _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
@@ -61,7 +61,7 @@ _MOST_SHARDS = 1 << 20
 #: takes most of a short epoch.
 _FEW = 100
 
-_KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
+_KINDS: dict[str, set[type]] = {"received": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
 _OF_WORKERS = ("workers", "turn", "dispatches", "dispatching")
@@ -96,7 +96,7 @@ def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
 def _dump_position(position: Position) -> dict[str, Any]:
     workers = position.workers
     plain: dict[str, Any] = {
-        "given": position.given,
+        "received": position.received,
         "drop": position.drop,
         "ended": position.ended,
         "graph": None if position.graph is None else sealed(Content(position.graph)),
@@ -121,7 +121,7 @@ def _dump_workers(workers: WorkersPosition) -> dict[str, Any]:
         "turn": workers.turn,
         "dispatches": workers.dispatches,
         "dispatching": workers.dispatching,
-        "workers": [{"given": given, "snapshot": snapshot} for given, snapshot in workers.shards],
+        "workers": [{"received": received, "snapshot": snapshot} for received, snapshot in workers.shards],
     }
 
 
@@ -288,8 +288,8 @@ def _position(plain: Any) -> Position:
     for name, kinds in _KINDS.items():
         if type(plain.get(name)) not in kinds:
             raise ValueError(f"its {name!r} is {plain.get(name)!r}")
-    if not 0 <= plain["drop"] <= plain["given"] < _MOST:
-        raise ValueError(f"it drops {plain['drop']} of {plain['given']} items")
+    if not 0 <= plain["drop"] <= plain["received"] < _MOST:
+        raise ValueError(f"it drops {plain['drop']} of {plain['received']} items")
     for name in _SEALED:
         sealed = plain.get(name, b"")
         if sealed is not None and type(sealed) is not bytes:
@@ -302,8 +302,8 @@ def _position(plain: Any) -> Position:
     for each in workers, without_held:
         if each is not None and (shards is None or len(each.shards) != len(shards)):
             raise ValueError(f"it has positions of {len(each.shards)} shards, but its shards are {shards!r}")
-    if plain["graph"] is None and workers is None and not plain["ended"] and plain["drop"] != plain["given"]:
-        raise ValueError(f"it has no snapshot, and drops only {plain['drop']} of {plain['given']} items")
+    if plain["graph"] is None and workers is None and not plain["ended"] and plain["drop"] != plain["received"]:
+        raise ValueError(f"it has no snapshot, and drops only {plain['drop']} of {plain['received']} items")
     fields: dict[str, Any] = {name: plain.get(name) for name in _KINDS}
     return Position(**fields, workers=workers, shards=shards, without_held=without_held)
 
@@ -329,15 +329,15 @@ def _workers(plain: Any) -> WorkersPosition:
     return WorkersPosition(shards, turn, dispatches, dispatched)
 
 
-def _shard_position(worker: Any, whose: str) -> ShardPosition:
-    given = _account(worker["given"], whose)
+def _shard_position(worker: Any, owner: str) -> ShardPosition:
+    received = _account(worker["received"], owner)
     if worker["snapshot"] is None:
-        return ShardPosition(given)
+        return ShardPosition(received)
     sent, read_pass, share, content = worker["snapshot"]
-    sent, share = _account(sent, f"the snapshot of {whose}"), _account(share, f"the share of {whose}")
-    if sent[0] > given[0] or type(read_pass) is not int or not 0 <= read_pass < _MOST or type(content) is not bytes:
-        raise ValueError(f"the snapshot of {whose} was taken after the saved position, or is not a snapshot")
-    return ShardPosition(given, (sent, read_pass, share, content))
+    sent, share = _account(sent, f"the snapshot of {owner}"), _account(share, f"the share of {owner}")
+    if sent[0] > received[0] or type(read_pass) is not int or not 0 <= read_pass < _MOST or type(content) is not bytes:
+        raise ValueError(f"the snapshot of {owner} was taken after the saved position, or is not a snapshot")
+    return ShardPosition(received, (sent, read_pass, share, content))
 
 
 def _dispatched(dispatched: Any, workers: int) -> KeptDispatched:
@@ -349,10 +349,10 @@ def _dispatched(dispatched: Any, workers: int) -> KeptDispatched:
     return dispatched_pass, accounts, content
 
 
-def _account(account: Any, whose: str) -> Account:
+def _account(account: Any, owner: str) -> Account:
     items, checksum = account
     if type(items) is not int or not 0 <= items < _MOST or type(checksum) is not int or not 0 <= checksum < 2**64:
-        raise ValueError(f"{whose} has {items!r} items")
+        raise ValueError(f"{owner} has {items!r} items")
     return items, checksum
 
 
@@ -372,10 +372,10 @@ def _recomputed(position: Position, contents: Iterable[tuple[str | None, Content
     """Yields (name, number of items, seconds) for each process that must recompute many items."""
     lasted = position.seconds or 0.0
     if position.drop >= _FEW:
-        yield "the epoch", position.drop, lasted * position.drop / position.given
+        yield "the epoch", position.drop, lasted * position.drop / position.received
     for number, shard in enumerate(() if position.workers is None else position.workers.shards):
         if shard.recomputed >= _FEW:
-            yield f"worker {number}", shard.recomputed, lasted * shard.recomputed / shard.given[0]
+            yield f"worker {number}", shard.recomputed, lasted * shard.recomputed / shard.received[0]
     for where, content in contents:
         for entry in () if where is None else content.entries or ():
             if entry.drop:

@@ -46,12 +46,12 @@ class Shard:
 class ShardPosition(NamedTuple):
     """The number of a shard's items that the user has received, and the shard's latest snapshot before these items."""
 
-    given: Account
+    received: Account
     snapshot: Kept | None = None
 
     @property
     def recomputed(self) -> int:
-        return self.given[0] - (self.snapshot[0][0] if self.snapshot else 0)
+        return self.received[0] - (self.snapshot[0][0] if self.snapshot else 0)
 
 
 class WorkersPosition(NamedTuple):
@@ -65,7 +65,7 @@ class Position(NamedTuple):
     """A snapshot of a loader, and the number of items delivered after it.
 
     Args:
-        given: the number of delivered items of the epoch.
+        received: the number of items of the epoch that the user has received.
         drop: the number of items that were delivered after the snapshot of the main process's pipes.
         graph: the states of the main process's pipes; None if a resumed loader does not need these states.
         generators: the states of the global generators, if the main process runs functions of the user.
@@ -78,7 +78,7 @@ class Position(NamedTuple):
         lacking: an error message if `workers` lacks the state that pipes keep from earlier iterations. Not saved.
     """
 
-    given: int
+    received: int
     drop: int = 0
     ended: bool = False
     graph: Sequence[PipeEntry] | None = None
@@ -97,9 +97,9 @@ class Position(NamedTuple):
         """The shards; a rank takes items from the shards in the order of this list."""
         return self.shards or [Shard(0, 1, of_main=True)]
 
-    def at(self, given: int, **known: Any) -> Position:
-        """Returns this snapshot's position after `given` items of the epoch. Requires that `drop` is 0."""
-        return self._replace(given=given, drop=given - self.given, **known)
+    def at(self, received: int, **known: Any) -> Position:
+        """Returns this snapshot's position after `received` items of the epoch. Requires that `drop` is 0."""
+        return self._replace(received=received, drop=received - self.received, **known)
 
 
 class Filled(NamedTuple):

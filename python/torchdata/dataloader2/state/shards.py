@@ -48,7 +48,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
     first = _without_held(positions[0])
     turn = next((number for number, (at, _) in enumerate(own) if at >= first.turn), 0)
     return positions[0]._replace(
-        given=-(-sum(position.given for position in positions.values()) // ranks),  # equal on all ranks
+        received=-(-sum(position.received for position in positions.values()) // ranks),  # equal on all ranks
         drop=0,
         graph=None,
         generators=None,
@@ -111,10 +111,10 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
         # The shard also runs pipes that the saved run's service had appended, because their queues contain items.
         while others and others[0].type in _APPENDED:
             own, others = [*own, others[0]], others[1:]
-        given = position.given - position.drop
-        read = own[-1].yielded if others else given
+        received = position.received - position.drop
+        read = own[-1].yielded if others else received
         content = sealed(Content(own, generators, read_out=position.ended))
-        is_ahead = alone and read > given and not position.ended
+        is_ahead = alone and read > received and not position.ended
         if is_ahead and keeps:
             raise cannot_move()
         snapshot = None if is_ahead else ((read, 0), 1, (0, 0), content)
@@ -123,7 +123,7 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
             graph = [output, *others]
     elif position.beginning is not None:  # functions may draw random numbers when the epoch is recomputed
         snapshot = ((0, 0), 1, (0, 0), seal(position.beginning))
-    shard = ShardPosition((position.given if alone and not position.ended else read, 0), snapshot)
+    shard = ShardPosition((position.received if alone and not position.ended else read, 0), snapshot)
     return position._replace(
         drop=0 if alone else position.drop,
         graph=graph,

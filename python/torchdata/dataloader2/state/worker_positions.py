@@ -24,7 +24,8 @@ _SEEDS = frozenset({"_seed", "_epoch_seed"})
 def position_of(found: tuple[Any, int, Any], dispatches: bool) -> WorkersPosition:
     positions, turn, sender = found
     shards = [
-        ShardPosition(given, None if snapshot and reason_in(snapshot[3]) else snapshot) for given, snapshot in positions
+        ShardPosition(received, None if snapshot and reason_in(snapshot[3]) else snapshot)
+        for received, snapshot in positions
     ]
     return WorkersPosition(shards, turn, dispatches, None if sender and reason_in(sender[2]) else sender)
 
@@ -48,7 +49,7 @@ def resumptions(position: WorkersPosition, dispatches: bool, strict: bool) -> li
     children: list[Resumption | None] = []
     shares: list[tuple[int, Account]] = []
     for shard in position.shards:
-        items, checksum = shard.given
+        items, checksum = shard.received
         sent, read_pass, share, content = shard.snapshot or ((0, 0), 1, (0, 0), None)
         shares.append((read_pass, share))
         start = (sent, items - sent[0], checksum or None if strict else None)
@@ -83,11 +84,11 @@ def unverified(position: WorkersPosition) -> WorkersPosition:
     """Removes the checksums of items that are recomputed, so that these items are not compared with the originals."""
     accounts = [None] * len(position.shards) if position.dispatching is None else position.dispatching[1]
     shards = []
-    for (given, snapshot), account in zip(position.shards, accounts, strict=True):
+    for (received, snapshot), account in zip(position.shards, accounts, strict=True):
         if snapshot is not None and snapshot[2] != account:
             snapshot = *snapshot[:2], (snapshot[2][0], 0), snapshot[3]
-        is_recomputed = snapshot is None or snapshot[0] != given
-        shards.append(ShardPosition((given[0], 0) if is_recomputed else given, snapshot))
+        is_recomputed = snapshot is None or snapshot[0] != received
+        shards.append(ShardPosition((received[0], 0) if is_recomputed else received, snapshot))
     return position._replace(shards=shards)
 
 

@@ -152,11 +152,11 @@ def _name_of_member(member: Any) -> str:
         return f"({', '.join(map(_name_of_member, member))})"
     if kind is frozenset:
         return f"{{{', '.join(sorted(map(_name_of_member, member)))}}}"
-    whose = f"{kind.__module__}.{kind.__qualname__}"
+    class_name = f"{kind.__module__}.{kind.__qualname__}"
     if isinstance(member, PurePath):
-        return f"{whose}({str(member)!r})"
+        return f"{class_name}({str(member)!r})"
     if isinstance(member, Enum):
-        return f"{whose}.{member.name}" if member.name else f"{whose}({member.value!r})"
+        return f"{class_name}.{member.name}" if member.name else f"{class_name}({member.value!r})"
     raise UnorderedSet(
         f"a set has a member of type {kind.__name__}, so its order may be another one in each process, and a state or "
         "another process would continue with other items; give a list, or a set of strings, numbers, paths, Enum "

@@ -74,7 +74,7 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
     return {
         "pipe": id(datapipe),  # the id is valid only in this process
         "name": blamed_name(datapipe, error),
-        "behind": f", after {' and '.join(sources)}" if sources else "",
+        "after": f", after {' and '.join(sources)}" if sources else "",
         "did": did,
         "note": None,
     }
@@ -85,7 +85,7 @@ def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
     numbers = list(map(id, walk(last)))
     if origin["pipe"] not in numbers:
         return  # the exception was raised in another graph and then stored as an item
-    which = f" ({_ordinal(numbers.index(origin['pipe']) + 1)} of {len(numbers)} pipes{origin['behind']})"
+    which = f" ({_ordinal(numbers.index(origin['pipe']) + 1)} of {len(numbers)} pipes{origin['after']})"
     if len(numbers) == 1:
         which = ""
     text = f"This exception was raised while {origin['name']}{which} {origin['did']}."

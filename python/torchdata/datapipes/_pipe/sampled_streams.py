@@ -75,10 +75,10 @@ class SampledStream:
             is_noise = self._draws or (
                 not has_ended and SampleDigest.differ_in_numbers_alone(digest.checksum, saved.checksum)
             )
-            self._complain(position, is_noise)
+            self._report_difference(position, is_noise)
         yield stream
 
-    def _complain(self, position: int, is_noise: bool) -> None:
+    def _report_difference(self, position: int, is_noise: bool) -> None:
         """Raises an error for reread items that differ from the original items. If `is_noise` is True, only warns,
         because the stream probably draws random numbers for each item."""
         if is_noise:

@@ -136,11 +136,11 @@ def report(skipped: dict[tuple[str, str], int], of: str = "items of this epoch")
         warn_outside(text, RuntimeWarning)
 
 
-def check_limit(who: str, name: str, limit: int | float | None) -> None:
+def check_limit(owner: str, name: str, limit: int | float | None) -> None:
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, (int, float))):
-        raise TypeError(f"{who}: {name} must be a number, a share or None, but got {limit!r}")
+        raise TypeError(f"{owner}: {name} must be a number, a share or None, but got {limit!r}")
     if limit is not None and not (limit >= 0 and (isinstance(limit, int) or limit <= 1)):
-        raise ValueError(f"{who}: {name} must be a number of items, or a float from 0 to 1, but got {limit!r}")
+        raise ValueError(f"{owner}: {name} must be a number of items, or a float from 0 to 1, but got {limit!r}")
 
 
 def too_many(
@@ -173,7 +173,7 @@ def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_
 def limit_error(owner: Any, *, at_the_end: bool = False) -> TooManySkipped | None:
     claimed = _alive(record_of(owner).claimed)
     counts = ((sum(record_of(pipe).skipped.values()), token_of(pipe).yielded) for pipe in claimed)
-    if not is_over(((skipped, skipped + given) for skipped, given in counts), owner.limit, at_the_end=at_the_end):
+    if not is_over(((skipped, skipped + yielded) for skipped, yielded in counts), owner.limit, at_the_end=at_the_end):
         return None
     return too_many(skipped_of(owner), owner.limit, "limit", "a pipe's items", "this process and epoch")
 

@@ -21,7 +21,7 @@ _WORKER = "torch.utils.data._utils.worker"
 _BASES = "torchdata.datapipes.datapipe"
 
 #: Libraries with iterables that never call `get_worker_info`.
-_INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
+_TRUSTED_MODULES = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
 #: Sources of a `sharding_filter` that may call `get_worker_info`, which must report a single worker to these sources.
 _whole: WeakSet[Any] = WeakSet()
@@ -47,13 +47,13 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
     """
     theirs = False
     for datapipe in datapipes:
-        if not _never_asks(datapipe):
+        if not _ignores_workers(datapipe):
             _whole.add(datapipe)
             theirs = theirs or all(cls.__module__ != _BASES for cls in type(datapipe).__mro__)
     return theirs
 
 
-def _never_asks(datapipe: Any) -> bool:
+def _ignores_workers(datapipe: Any) -> bool:
     """Returns whether the pipe never calls `get_worker_info`. Functions that the user passed to the pipe may call
     `get_worker_info` anyway."""
     if not hasattr(type(datapipe), "__iter__"):
@@ -64,10 +64,10 @@ def _never_asks(datapipe: Any) -> bool:
     iterable = values.get("iterable", ())
     module = type(iterable).__module__.partition(".")[0]
     if module == "builtins":  # built-in functions, generators and iterators may run user code
-        asks = not hasattr(type(iterable), "__len__")
+        may_ask = not hasattr(type(iterable), "__len__")
     else:
-        asks = module not in _INNOCENT and not is_indexed_only(iterable)
-    return not asks and not any(_is_iterable_dataset(value) for value in values.values())
+        may_ask = module not in _TRUSTED_MODULES and not is_indexed_only(iterable)
+    return not may_ask and not any(_is_iterable_dataset(value) for value in values.values())
 
 
 def _is_iterable_dataset(value: Any) -> bool:

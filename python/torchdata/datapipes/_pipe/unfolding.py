@@ -87,14 +87,14 @@ class Unfolding:
                 yield left
         except GeneratorExit:
             if self._left is left is not None:  # the parts are not those of a newer iteration
-                self._park()
+                self._detach_buffered()
             raise
 
     def _drop_broken(self) -> None:
         """Drops the remaining parts of the current item after one part has raised an exception."""
         self._item, self._in_memory, self._left = None, [], iter(())
 
-    def _park(self) -> None:
+    def _detach_buffered(self) -> None:
         """Called when the iteration is abandoned: closes files, and keeps only what `state_dict` needs."""
         if self._in_memory is None:
             self._left = iter(())

@@ -77,7 +77,7 @@ def _remedy(batch: Any) -> str | None:
                 f"All items of a batch need the same keys, but item 0 {_keys(batch[0])} and item {odd} "
                 f"{_keys(batch[odd])}: give each item the same keys, or pass collate_fn."
             )
-    found = next((where for index, item in enumerate(batch) for where in _nones(item, f"item {index}")), None)
+    found = next((where for index, item in enumerate(batch) for where in _find_nones(item, f"item {index}")), None)
     if found is None:
         return None
     return f"None cannot be collated, and {found} of the batch is None: filter such items out, or pass collate_fn."
@@ -89,15 +89,15 @@ def _keys(item: Any) -> str:
     return f"has {', '.join(map(repr, item)) or 'none'}"
 
 
-def _nones(item: Any, where: str) -> Iterator[str]:
+def _find_nones(item: Any, where: str) -> Iterator[str]:
     if item is None:
         yield where
     elif isinstance(item, Mapping):
         for key, value in item.items():
-            yield from _nones(value, f"{key!r} in {where}")
+            yield from _find_nones(value, f"{key!r} in {where}")
     elif isinstance(item, (tuple, list)):
         for index, value in enumerate(item):
-            yield from _nones(value, f"member {index} of {where}")
+            yield from _find_nones(value, f"member {index} of {where}")
 
 
 def _collated(batch: Any, to: Literal["numpy", "torch"] | None) -> Any:

@@ -12,7 +12,7 @@ from torchdata.nodes.samplers.stop_criteria import StopCriteria
 _CRITERIA = [value for name, value in vars(StopCriteria).items() if name.isupper()]
 
 
-class NothingThere(Exception):
+class NoItem(Exception):
     """Raised if the chosen source has ended, so that the node chooses another source."""
 
 
@@ -77,25 +77,25 @@ class MultiNode(BaseNode[T]):
         super().reset(initial_state)
 
     def _look_whether_over(self) -> None:
-        ended, everyone = sum(self._datasets_exhausted.values()), len(self.dataset_names)
+        ended, total = sum(self._datasets_exhausted.values()), len(self.dataset_names)
         if self.stop_criteria == StopCriteria.CYCLE_FOREVER:
-            self._is_over = len(self._barren) == everyone
+            self._is_over = len(self._barren) == total
         elif self.stop_criteria == StopCriteria.FIRST_DATASET_EXHAUSTED:
             self._is_over = ended > 0
         else:
-            self._is_over = ended == everyone
+            self._is_over = ended == total
 
     def _item_of(self, name: str) -> Any:
         """Returns the next item of a source. With the `CYCLE_...` criteria, a source that has ended starts over.
 
         Raises:
-            NothingThere: the source is exhausted.
+            NoItem: the source is exhausted.
         """
         if self._datasets_exhausted[name] and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
             self._look_whether_over()  # Ctrl-C may have interrupted this call before
             if self._is_over:
                 raise StopIteration
-            raise NothingThere
+            raise NoItem
         for starts_over in (False, True):
             if starts_over:
                 self.source_nodes[name].reset(None)
@@ -123,7 +123,7 @@ class MultiNode(BaseNode[T]):
                 raise StopIteration
             if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
                 break
-        raise NothingThere
+        raise NoItem
 
     def get_state(self) -> dict[str, Any]:
         state = {

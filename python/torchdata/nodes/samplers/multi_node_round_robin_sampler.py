@@ -6,7 +6,7 @@ from typing import Any
 
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import T
-from torchdata.nodes.samplers._sources import MultiNode, NothingThere
+from torchdata.nodes.samplers._sources import MultiNode, NoItem
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
 
 __all__ = ["MultiNodeRoundRobinSampler"]
@@ -51,7 +51,7 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
             following = (self._current + 1) % len(names)
             try:
                 item: T = self._item_of(names[self._current])
-            except NothingThere:
+            except NoItem:
                 self._current = following
                 continue
             self._current = following

@@ -11,7 +11,7 @@ import torch
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import BaseNode, T
-from torchdata.nodes.samplers._sources import MultiNode, NothingThere
+from torchdata.nodes.samplers._sources import MultiNode, NoItem
 from torchdata.nodes.samplers.stop_criteria import StopCriteria
 from torchdata.nodes.samplers.utils import _get_rank_seed, get_rank_and_world_size
 
@@ -146,7 +146,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
                     raise StopIteration
             try:
                 item: T = self._item_of(self._chosen)
-            except NothingThere:
+            except NoItem:
                 self._chosen = None
                 continue
             except StopIteration:

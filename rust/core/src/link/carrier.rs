@@ -136,7 +136,7 @@ pub struct Carrier {
     message: Message,
     progress: FrameProgress,
     lack: Lack,
-    given: Words,
+    taken: Words,
     tidied: Instant,
 }
 
@@ -151,7 +151,7 @@ impl Carrier {
             message: Message::default(),
             progress: FrameProgress::default(),
             lack: Lack::Nothing,
-            given: [crate::integrity::seal(0); 4],
+            taken: [crate::integrity::seal(0); 4],
             tidied: Instant::now(),
         })
     }
@@ -173,7 +173,7 @@ impl Carrier {
     pub fn has_news(&mut self, messages: bool) -> bool {
         // A damaged link is treated like a link with a message, because the caller then calls `take`, which reports the
         // damage.
-        self.words() != self.given || messages && self.inbound.readable().unwrap_or(true)
+        self.words() != self.taken || messages && self.inbound.readable().unwrap_or(true)
     }
 
     /// Moves messages to the frame until the frame has `most` bytes. Returns the control words if a control word has
@@ -184,8 +184,8 @@ impl Carrier {
             let Some(stream) = self.inbound.next::<true>(&mut self.message)? else { break };
             frame.add(stream, &mut self.message)?;
         }
-        let have_changed = words != self.given;
-        self.given = words;
+        let have_changed = words != self.taken;
+        self.taken = words;
         Ok(have_changed.then_some(words))
     }
 

@@ -11,7 +11,7 @@ use crate::error::{Corrupted, OpenError};
 use crate::integrity::{open, seal};
 use crate::process::board::BellRef;
 use crate::process::region::Region;
-use crate::protocol::Obedience;
+use crate::protocol::CommandState;
 
 /// The shared memory of a link. The producer and the consumer can each be taken only once.
 #[derive(Debug, Clone)]
@@ -81,7 +81,7 @@ impl Link {
         // SYNC(order): pairs with Producer::order.
         let word = self.layout.header().order.load(Ordering::Acquire);
         let order = open(word).ok_or(Corrupted("the ordered epoch cannot be read"))?;
-        Ok(Obedience::is_superseded(epoch, order))
+        Ok(CommandState::is_superseded(epoch, order))
     }
 
     /// Informs the consumer that this process is waiting for items of the dispatching process in `epoch`.

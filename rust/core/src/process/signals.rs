@@ -7,7 +7,7 @@ use std::io;
 /// A signal handler is installed instead of SIG_IGN, because programs that this process executes would inherit SIG_IGN.
 /// The handler runs on the normal stack, because the alternate stack of `faulthandler` may be too small.
 pub fn ignore_signal(number: i32) -> io::Result<()> {
-    act(number, obey_own as extern "C" fn(_, _, _) as libc::sighandler_t, libc::SA_RESTART | libc::SA_SIGINFO)
+    act(number, act_on_own as extern "C" fn(_, _, _) as libc::sighandler_t, libc::SA_RESTART | libc::SA_SIGINFO)
 }
 
 fn act(number: i32, handler: libc::sighandler_t, flags: i32) -> io::Result<()> {
@@ -22,7 +22,7 @@ fn act(number: i32, handler: libc::sighandler_t, flags: i32) -> io::Result<()> {
     if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
+extern "C" fn act_on_own(number: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel passes a pointer to a valid description of the signal.
     if !is_from_this_process(unsafe { &*info }) || act(number, libc::SIG_DFL, 0).is_err() {
         return;

@@ -66,7 +66,7 @@ impl Turns {
 
     /// Records a call of `sched_yield` that lasted from `began` to `now`. Returns whether the waiting thread may yield
     /// again.
-    pub fn given(&self, began: u64, now: u64, processes: usize) -> bool {
+    pub fn yielded(&self, began: u64, now: u64, processes: usize) -> bool {
         let took = now.saturating_sub(began);
         if took < UNRELATED_YIELD || processes > MOST_PROCESSES {
             return true;

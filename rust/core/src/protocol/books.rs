@@ -61,9 +61,9 @@ struct Peer<S> {
 
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
-    pub given: Account,
-    /// The latest snapshot that covers at most the first `given.items` items of the sender, or None if the sender must
-    /// restart the epoch.
+    pub received: Account,
+    /// The latest snapshot that covers at most the first `received.items` items of the sender, or None if the sender
+    /// must restart the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
@@ -195,9 +195,9 @@ impl<S> Books<S> {
 
     /// Returns the position of each sender after the number of items in `accounts`.
     pub fn positions_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
-        let positions = self.peers.iter().zip(accounts).map(|(peer, given)| {
-            let snapshot = peer.snapshots.iter().rev().find(|snapshot| snapshot.sent.items <= given.items);
-            PeerPosition { given, snapshot }
+        let positions = self.peers.iter().zip(accounts).map(|(peer, received)| {
+            let snapshot = peer.snapshots.iter().rev().find(|snapshot| snapshot.sent.items <= received.items);
+            PeerPosition { received, snapshot }
         });
         positions.collect()
     }
@@ -225,16 +225,16 @@ impl<S> Books<S> {
     /// Stores a snapshot, and returns older snapshots that have become useless. `lag` is the number of delivered items
     /// that the user has not received, or None if unknown.
     pub fn keep(&mut self, peer: usize, snapshot: Snapshot<S>, lag: Option<u64>) -> Vec<S> {
-        let given =
+        let received =
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
         // If `lag` is unknown, only deliveries that are no longer in the log are regarded as received by the user.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
-        let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
-        let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);
+        let received = received.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
+        let passed = |next: &Snapshot<S>| received.is_some_and(|received| next.sent.items <= received.items);
         let superfluous = (1..snapshots.len()).take_while(|&index| passed(&snapshots[index])).count();
-        let oldest = given.unwrap_or(self.peers[peer].taken);
+        let oldest = received.unwrap_or(self.peers[peer].taken);
         let Peer { snapshots, begun, .. } = &mut self.peers[peer];
         *begun |= snapshots[superfluous].sent.items <= oldest.items;
         snapshots.drain(..superfluous).map(|snapshot| snapshot.content).collect()

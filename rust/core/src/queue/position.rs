@@ -33,7 +33,7 @@ impl<M> QueuePosition<M> {
     }
 
     /// Returns the number of delivered items, including items that were delivered out of order.
-    pub fn given(&self) -> u64 {
+    pub fn received(&self) -> u64 {
         self.next + self.ahead.len() as u64
     }
 

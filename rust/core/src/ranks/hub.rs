@@ -6,7 +6,7 @@ use super::message::Message;
 use super::{Answer, Fault, Verdict, WATCH};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Seat {
+enum MemberState {
     Empty,
     /// The member is connected. `received` is the time of the member's latest message, or None before the first heartbeat.
     Taken {
@@ -31,7 +31,7 @@ pub struct Hub {
     operation: u64,
     values: Vec<Option<i64>>,
     /// The connection to each rank. Entry i belongs to rank i, and entry 0 is unused, because rank 0 is the hub itself.
-    seats: Vec<Seat>,
+    members: Vec<MemberState>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
     verdict: Option<Verdict>,
@@ -41,17 +41,17 @@ pub struct Hub {
 impl Hub {
     pub fn new(size: u32) -> Self {
         let size = size as usize;
-        Self { values: vec![None; size], seats: vec![Seat::Empty; size], ..Self::default() }
+        Self { values: vec![None; size], members: vec![MemberState::Empty; size], ..Self::default() }
     }
 
     /// Returns whether `rank` may connect now. All members must connect during operation 0.
     pub fn expects(&self, rank: u32) -> bool {
-        self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
+        self.operation == 0 && rank > 0 && (rank as usize) < self.members.len()
     }
 
     /// Records that a member has connected, and submits the value 0 for operation 0 on behalf of this member.
-    pub fn seat(&mut self, rank: u32) {
-        self.seats[rank as usize] = Seat::Taken { received: None };
+    pub fn admit(&mut self, rank: u32) {
+        self.members[rank as usize] = MemberState::Taken { received: None };
         self.values[rank as usize] = Some(0);
         match &self.verdict {
             Some(verdict) => self.outgoing.push((rank, Message::Failed(verdict.clone()))),
@@ -84,7 +84,7 @@ impl Hub {
     }
 
     pub fn receive(&mut self, rank: u32, message: Message, now: Instant) {
-        if let Seat::Taken { received } = &mut self.seats[rank as usize]
+        if let MemberState::Taken { received } = &mut self.members[rank as usize]
             && (received.is_some() || message == Message::Beat)
         {
             *received = Some(now);
@@ -97,7 +97,7 @@ impl Hub {
             Message::Late { operation } => self.try_missing(rank, operation, now),
             Message::Left => self.fail(Fault::Left, vec![rank], rank),
             Message::Bye => {
-                self.seats[rank as usize] = Seat::Parted;
+                self.members[rank as usize] = MemberState::Parted;
                 self.proceed();
             }
             Message::Failed(verdict) => self.fail(verdict.fault, verdict.ranks, rank),
@@ -108,8 +108,8 @@ impl Hub {
 
     /// Records that the connection to the member `rank` has broken, or that the member has sent invalid data.
     pub fn lose(&mut self, rank: u32) {
-        if let Seat::Taken { .. } = self.seats[rank as usize] {
-            self.seats[rank as usize] = Seat::Lost;
+        if let MemberState::Taken { .. } = self.members[rank as usize] {
+            self.members[rank as usize] = MemberState::Lost;
             self.proceed();
         }
     }
@@ -143,10 +143,12 @@ impl Hub {
     }
 
     fn fault_among(&self, ranks: impl Iterator<Item = u32> + Clone) -> Option<(Fault, Vec<u32>)> {
-        [(Seat::Lost, Fault::Lost), (Seat::Parted, Fault::Parted)].into_iter().find_map(|(seat, fault)| {
-            let found: Vec<u32> = ranks.clone().filter(|&rank| self.seats[rank as usize] == seat).collect();
-            (!found.is_empty()).then_some((fault, found))
-        })
+        [(MemberState::Lost, Fault::Lost), (MemberState::Parted, Fault::Parted)].into_iter().find_map(
+            |(member, fault)| {
+                let found: Vec<u32> = ranks.clone().filter(|&rank| self.members[rank as usize] == member).collect();
+                (!found.is_empty()).then_some((fault, found))
+            },
+        )
     }
 
     fn missing(&self) -> impl Iterator<Item = u32> + Clone {
@@ -165,8 +167,8 @@ impl Hub {
     /// duration `WATCH`. The caller must call this method at least once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
-        let is_silent = |&rank: &u32| match self.seats[rank as usize] {
-            Seat::Taken { received: Some(received) } => received <= trial.begun,
+        let is_silent = |&rank: &u32| match self.members[rank as usize] {
+            MemberState::Taken { received: Some(received) } => received <= trial.begun,
             _ => false,
         };
         let silent: Vec<u32> = trial.missing.iter().copied().filter(is_silent).collect();
@@ -193,8 +195,8 @@ impl Hub {
     }
 
     fn send_to_all(&mut self, message: &Message) {
-        for (rank, seat) in (0..).zip(&self.seats) {
-            if let Seat::Taken { .. } = seat {
+        for (rank, member) in (0..).zip(&self.members) {
+            if let MemberState::Taken { .. } = member {
                 self.outgoing.push((rank, message.clone()));
             }
         }

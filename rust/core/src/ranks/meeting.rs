@@ -119,7 +119,7 @@ impl Table {
                 Some(Message::Hello { token, rank }) if is_equal(token, door.tokens.hello) && hub.expects(rank) => {
                     caller.send(&Message::Welcome { token: door.tokens.welcome });
                     self.streams[rank as usize] = Some(caller);
-                    hub.seat(rank);
+                    hub.admit(rank);
                 }
                 None if !caller.broken && now < since + HELLO => door.callers.push_back((caller, since)),
                 _ => {}

@@ -122,11 +122,11 @@ impl PageRef {
 
     /// Stores the counters of a process on another machine, and how long that process has run, has waited for a
     /// processor, and has existed.
-    pub fn receive(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
+    pub fn receive(&self, carried: &[u8], [ran, queued, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();
         let new =
-            [(&header.ran, ran), (&header.stood, stood), (&header.lived, lived), (&header.arrived, nanoseconds())];
+            [(&header.ran, ran), (&header.queued, queued), (&header.lived, lived), (&header.arrived, nanoseconds())];
         new.iter().for_each(|(field, value)| field.store(*value, Relaxed));
         Ok(())
     }

@@ -299,7 +299,7 @@ pub(super) struct PageHeader {
     /// How long the threads of the process have run, in nanoseconds.
     pub ran: AtomicU64,
     /// How long the threads of the process have waited for a processor, in nanoseconds.
-    pub stood: AtomicU64,
+    pub queued: AtomicU64,
     pub lived: AtomicU64,
     pub carried: AtomicU64,
     pub idle: Wait,

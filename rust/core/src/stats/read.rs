@@ -104,7 +104,7 @@ impl PageRef {
         Ok(Some(fields!(
             header: page = self.index as u64, role = role, pid = pid, number = number, began = began, epoch, current,
             signal = signal, stack, restarts, snapshots, inside, inside_samples,
-            exited = header.exited.load(Relaxed) != 0, arrived, ran, stood, lived,
+            exited = header.exited.load(Relaxed) != 0, arrived, ran, queued, lived,
             carried, machine = read_text(&header.machine), all_pipes, idle = wait(&header.idle),
             first = wait(&header.first), span = wait(&header.span),
             flows = used.map(flow).collect::<Vec<_>>(), pipes = pipes.map(pipe).collect::<Vec<_>>(),

@@ -103,7 +103,7 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     TORCH.get_or_try_init(|| {
         type Ways<'py> = (Option<Bound<'py, PyCapsule>>, Bound<'py, PyAny>, Bound<'py, PyAny>, Py<PyAny>);
         let (table, to_capsule, from_capsule, strided): Ways<'_> =
-            helpers(py)?.dlpack_ways.bind(py).call0()?.extract()?;
+            helpers(py)?.dlpack_functions.bind(py).call0()?.extract()?;
         let exchange = match table {
             None => None,
             Some(capsule) => {

@@ -14,7 +14,7 @@ pub struct Helpers {
     pub loads: Py<PyAny>,
     /// Looks up torch's interface to DLPack: `() -> (function table or None, function that exports a capsule, function
     /// that imports a capsule, torch.strided)`.
-    pub dlpack_ways: Py<PyAny>,
+    pub dlpack_functions: Py<PyAny>,
     /// Finds the array from `torchdata.empty` that only the given tensor uses: `(tensor, address) -> array or None`.
     pub room_of: Py<PyAny>,
     /// Finds out whether user code defines how objects of a type are pickled: `type -> bool`.
@@ -32,7 +32,7 @@ pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
         Ok(Box::new(Helpers {
             pickled_parts: get("pickled_parts")?,
             loads: get("loads")?,
-            dlpack_ways: tensors.getattr("dlpack_ways")?.unbind(),
+            dlpack_functions: tensors.getattr("dlpack_functions")?.unbind(),
             room_of: tensors.getattr("room_of")?.unbind(),
             has_own_reducer: get("has_own_reducer")?,
             data_chunk: module.getattr("DataChunk")?.cast_into::<PyType>()?.unbind(),

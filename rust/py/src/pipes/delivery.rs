@@ -41,7 +41,7 @@ pub struct Delivery {
     turn: Py<Turn>,
     begun: AtomicBool,
     /// The number of items that the user has received in this run of the loader.
-    given: Arc<GilNumber>,
+    received: Arc<GilNumber>,
     /// Counts calls, so that a watching thread can detect a call that does not return.
     pulse: Arc<Pulse>,
     /// The key under which a stalled call is reported, and the maximum time for one item.
@@ -49,8 +49,8 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    pub fn given(&self) -> Arc<GilNumber> {
-        Arc::clone(&self.given)
+    pub fn received(&self) -> Arc<GilNumber> {
+        Arc::clone(&self.received)
     }
 
     #[cold]
@@ -112,7 +112,7 @@ impl Delivery {
             version: GilNumber::new(0),
             turn: Py::new(py, Turn::default())?,
             begun: AtomicBool::new(true),
-            given: Arc::default(),
+            received: Arc::default(),
             pulse: Arc::default(),
             watched: GilCell::new(None),
         })
@@ -178,14 +178,14 @@ impl Delivery {
         self.pulse.set_sign(HELD, slow);
     }
 
-    #[getter(given)]
-    fn given_so_far(&self) -> u64 {
-        self.given.load()
+    #[getter(received)]
+    fn received_so_far(&self) -> u64 {
+        self.received.load()
     }
 
     #[setter]
-    fn set_given(&self, count: u64) {
-        self.given.store(count);
+    fn set_received(&self, count: u64) {
+        self.received.store(count);
     }
 
     #[getter]
@@ -211,7 +211,7 @@ impl Delivery {
         watching::watch(py).begin(&self.pulse, how.0, how.1);
     }
 
-    fn watch_no_more(&self, py: Python<'_>) {
+    fn stop_watching(&self, py: Python<'_>) {
         self.watched.with(py, Option::take);
         watching::watch(py).end(&self.pulse);
     }
@@ -280,7 +280,7 @@ impl DeliveryIterator {
         }
         match delivery.step(py) {
             DeliveryStep::Item(item) => {
-                delivery.given.increment();
+                delivery.received.increment();
                 Ok(Some(item))
             }
             other => ended(slf, other),
@@ -312,7 +312,7 @@ fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> 
     let counted = slf.call_method0("_count_to_limit");
     delivery.pulse.leave();
     counted.map_err(|error| delivery.note(py, error))?;
-    delivery.given.increment();
+    delivery.received.increment();
     Ok(Some(item))
 }
 

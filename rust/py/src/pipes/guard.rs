@@ -357,11 +357,11 @@ unsafe fn begin_first(guard: *mut Guard, first: bool) {
     }
 }
 
-unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
+unsafe fn end_first(guard: *mut Guard, first: bool, has_item: bool) {
     // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     if first && let Some(slot) = unsafe { (*(*guard).token).slot() } {
         slot.pipe.page.end_first();
-        if came {
+        if has_item {
             slot.pipe.page.begin_span(None);
         }
     }

@@ -82,25 +82,25 @@ impl CountedItems {
         Some(nanoseconds())
     }
 
-    fn end(&mut self, began: Option<u64>, came: bool) {
-        if came {
+    fn end(&mut self, began: Option<u64>, has_item: bool) {
+        if has_item {
             let yielded = &self.pipe.record().yielded;
             yielded.store(yielded.load(Relaxed) + 1, Relaxed);
         }
         if let Some(began) = began {
-            self.note(began, came);
+            self.note(began, has_item);
         }
     }
 
     #[inline(never)]
-    fn note(&mut self, began: u64, came: bool) {
+    fn note(&mut self, began: u64, has_item: bool) {
         let page = &self.pipe.page;
         if self.metering.measured != 0 {
             page.inside(self.metering.note(began));
             return;
         }
         page.end_first();
-        if came {
+        if has_item {
             self.metering.note(began);
             page.begin_span(None);
         } else {

@@ -141,17 +141,17 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    fn given(&self, py: Python<'_>, entry: Entry) -> Py<PyAny> {
+    fn deliver(&self, py: Python<'_>, entry: Entry) -> Py<PyAny> {
         if let Some(index) = entry.index {
-            let mut given = 0;
+            let mut received = 0;
             self.note(py, |state| {
                 state.note(index, entry.mark);
-                given = state.given();
+                received = state.received();
             });
             let size = self.window.with(py, |window| {
                 window.as_mut().and_then(|window| {
                     let before = window.size();
-                    window.note(entry.is_small, given);
+                    window.note(entry.is_small, received);
                     (window.size() != before).then_some(window.size())
                 })
             });
@@ -196,8 +196,8 @@ impl ReadAheadQueue {
             return Err(PyValueError::new_err("a queue holds at least 1 item, but capacity is 0"));
         }
         let position = position.map(|(mark, steps, ahead)| QueuePosition::new(mark, steps, ahead));
-        let given = position.as_ref().map_or(0, QueuePosition::given);
-        let window = grows.map(|(most, row, ahead)| Window::new(capacity, most, row, given, ahead));
+        let received = position.as_ref().map_or(0, QueuePosition::received);
+        let window = grows.map(|(most, row, ahead)| Window::new(capacity, most, row, received, ahead));
         let capacity = window.map_or(capacity, |window| window.size());
         Ok(Self {
             queue: ManuallyDrop::new(OrderedQueue::new(capacity, in_order)),
@@ -320,8 +320,8 @@ impl ReadAheadQueue {
         let queue = self.get()?;
         loop {
             match queue.try_pop() {
-                Pop::Item(entry) => return Ok(self.given(py, entry)),
-                Pop::Error(entry) => return Err(PyErr::from_value(self.given(py, entry).into_bound(py))),
+                Pop::Item(entry) => return Ok(self.deliver(py, entry)),
+                Pop::Error(entry) => return Err(PyErr::from_value(self.deliver(py, entry).into_bound(py))),
                 Pop::Ended => return Err(PyStopIteration::new_err(())),
                 Pop::Closed => {
                     let words = self.when_closed.clone();
@@ -350,15 +350,15 @@ impl ReadAheadQueue {
     fn position(&self, py: Python<'_>) -> Option<PositionParts> {
         self.position.with(py, |state| {
             let state = state.as_ref()?;
-            Some((state.mark.clone_ref(py), state.steps, state.given(), state.ahead().collect()))
+            Some((state.mark.clone_ref(py), state.steps, state.received(), state.ahead().collect()))
         })
     }
 
     /// Returns the number of successive small items, and an upper limit for the number of undelivered items.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
-        let given = self.position.with(py, |state| state.as_ref().map_or(0, QueuePosition::given));
+        let received = self.position.with(py, |state| state.as_ref().map_or(0, QueuePosition::received));
         let window = self.window.with(py, |window| *window)?;
-        Some((window.row, window.ahead_of(given)))
+        Some((window.row, window.ahead_of(received)))
     }
 
     fn hold(slf: Bound<'_, Self>) -> PyResult<ReadAheadHold> {

@@ -19,11 +19,11 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Creates a window after `given` delivered items, when at most `ahead` undelivered items have been taken from the
-    /// source.
-    pub fn new(least: usize, most: usize, row: u64, given: u64, ahead: u64) -> Self {
+    /// Creates a window after `received` delivered items, when at most `ahead` undelivered items have been taken from
+    /// the source.
+    pub fn new(least: usize, most: usize, row: u64, received: u64, ahead: u64) -> Self {
         let mut window = Self { least, most: most.max(least), row, reach: 0 };
-        window.reach = given.saturating_add(ahead.min(window.most as u64).max(window.size() as u64));
+        window.reach = received.saturating_add(ahead.min(window.most as u64).max(window.size() as u64));
         window
     }
 
@@ -31,14 +31,14 @@ impl Window {
         usize::try_from(self.row / GROWTH).map_or(self.most, |size| size.clamp(self.least, self.most))
     }
 
-    pub fn note(&mut self, is_small: bool, given: u64) {
+    pub fn note(&mut self, is_small: bool, received: u64) {
         let before = self.size();
         self.row = if is_small { self.row.saturating_add(1) } else { 0 };
-        self.reach = self.reach.max(given.saturating_add(before.max(self.size()) as u64));
+        self.reach = self.reach.max(received.saturating_add(before.max(self.size()) as u64));
     }
 
-    pub fn ahead_of(&self, given: u64) -> u64 {
-        self.reach.saturating_sub(given)
+    pub fn ahead_of(&self, received: u64) -> u64 {
+        self.reach.saturating_sub(received)
     }
 }
 

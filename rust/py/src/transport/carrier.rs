@@ -81,8 +81,8 @@ impl PyCarrier {
             // SAFETY: this function holds the contiguous buffer until it returns. No code changes a frame.
             parts.push(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) });
         }
-        let Some((head, beside)) = parts.split_first() else { return Ok(true) };
-        py.detach(|| self.held().put(head, beside)).map_err(errors::corrupted)
+        let Some((head, buffers)) = parts.split_first() else { return Ok(true) };
+        py.detach(|| self.held().put(head, buffers)).map_err(errors::corrupted)
     }
 
     fn put_words(&self, py: Python<'_>, words: Vec<u64>) -> PyResult<()> {

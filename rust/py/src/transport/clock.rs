@@ -62,7 +62,7 @@ impl Clock {
     }
 
     #[inline]
-    pub fn came(&mut self) {
+    pub fn note_item(&mut self) {
         self.began = None;
         self.tries = 0;
     }

@@ -15,7 +15,7 @@ use super::clock::Clock;
 use super::interrupt::Interrupt;
 use super::links::{PyBellBoard, PyLink, bell};
 use super::peers::Peers;
-use super::progress::Given;
+use super::progress::Received;
 use super::reader::{Reader, Row};
 use super::snapshots::{
     Content, Entry, Kept, KeptDispatched, REASON, Relay, account, entry, kept_positions, unkept, unkept_dispatched,
@@ -193,8 +193,8 @@ impl Collector {
     }
 
     fn follow(&self, py: Python<'_>, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
-        let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
-        self.access.hold(py).map(|mut held| held.progress.given = given)
+        let received = delivery.map_or(Received::Unknown, |delivery| Received::Counted(delivery.get().received()));
+        self.access.hold(py).map(|mut held| held.progress.received = received)
     }
 
     /// Returns the position after `delivered` items, or the current position if `delivered` is None. Returns None if

@@ -15,7 +15,7 @@ use torchdata_core::link::arena::Arena;
 use torchdata_core::link::producer::{Part, Producer, Push};
 use torchdata_core::link::{Link, OPAQUE, sampled_len};
 use torchdata_core::process::board::BellRef;
-use torchdata_core::protocol::{Choice, Dealing, Permit, Reader, Stream};
+use torchdata_core::protocol::{Choice, Dispatch, Permit, Reader, Stream};
 use torchdata_core::stats::{PageRef, WaitRef};
 
 use super::kinds as kind;
@@ -45,7 +45,7 @@ pub(super) struct Outlet {
     arenas: Vec<Arc<Arena>>,
     /// In a worker process, selects the shard of the next item. In the dispatching process, selects the worker that
     /// receives the next item.
-    pub dealing: Dealing,
+    pub dispatch: Dispatch,
     pub has_shards: bool,
     /// Whether a shard may still have to recompute items.
     pub recomputes: bool,
@@ -132,7 +132,7 @@ impl Outlet {
         Self {
             owner: OwningProcess::this(),
             arenas: producers.iter().map(|producer| Arc::clone(producer.arena())).collect(),
-            dealing: Dealing::new(if has_shards { usize::from(shards) } else { producers.len() }),
+            dispatch: Dispatch::new(if has_shards { usize::from(shards) } else { producers.len() }),
             has_shards,
             recomputes: false,
             closing: None,
@@ -197,7 +197,7 @@ impl Outlet {
             if let Some(shard) = self.recomputing() {
                 return Ok(Some(Choice::Skip(shard)));
             }
-            let Self { dealing, producers, has_shards, .. } = self;
+            let Self { dispatch, producers, has_shards, .. } = self;
             let mut damage = None;
             let mut permit = |link: usize| match producers[link].permit() {
                 Ok(permit) => permit,
@@ -206,7 +206,7 @@ impl Outlet {
                     Permit::Wait
                 }
             };
-            let choice = if *has_shards { dealing.next_of_shards(permit(0)) } else { dealing.next(permit) };
+            let choice = if *has_shards { dispatch.next_of_shards(permit(0)) } else { dispatch.next(permit) };
             if let Some(error) = damage {
                 return Err(errors::corrupted(error));
             }
@@ -238,7 +238,7 @@ impl Outlet {
             if self.send_on(py)? == Sent::Interrupted {
                 return Ok(Sent::Interrupted);
             }
-            let Some(target) = self.dealing.turn.next() else { return Ok(Sent::Done) };
+            let Some(target) = self.dispatch.turn.next() else { return Ok(Sent::Done) };
             self.depart_end(target);
         }
     }
@@ -246,7 +246,7 @@ impl Outlet {
     fn depart_end(&mut self, target: usize) {
         let encoder = std::mem::take(&mut self.encoder);
         self.departing = Some(Departing::new(target, kind::END, encoder));
-        self.dealing.turn.end(target);
+        self.dispatch.turn.end(target);
     }
 
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
@@ -350,8 +350,8 @@ impl Outlet {
         let Departing { target, kind, encoder, parts, streamed } = departing;
         let inline = encoder.payload.len() <= self.producer(*target).max_inline();
         while parts.len() < encoder.buffers.len() + usize::from(!inline) {
-            let placed = match encoder.buffers.get_mut(parts.len()) {
-                Some(OutBuffer::Block(block)) => Placed::At(Part::Block(Arc::clone(block))),
+            let stored = match encoder.buffers.get_mut(parts.len()) {
+                Some(OutBuffer::Block(block)) => Stored::At(Part::Block(Arc::clone(block))),
                 Some(OutBuffer::Memory(source)) => self.put_in_memory(py, *target, source, streamed)?,
                 None => {
                     let payload = &encoder.payload;
@@ -359,9 +359,9 @@ impl Outlet {
                     self.put_in_memory(py, *target, &mut payload, streamed)?
                 }
             };
-            match placed {
-                Placed::At(part) => parts.push(part),
-                Placed::Nowhere(sent) => return Ok(sent),
+            match stored {
+                Stored::At(part) => parts.push(part),
+                Stored::Nowhere(sent) => return Ok(sent),
             }
             *streamed = 0;
         }
@@ -385,12 +385,12 @@ impl Outlet {
         target: usize,
         source: &mut Source,
         streamed: &mut usize,
-    ) -> PyResult<Placed> {
+    ) -> PyResult<Stored> {
         let len = source.len();
         if *streamed == 0
-            && let Some(placed) = self.put_in_arena(py, target, source)?
+            && let Some(stored) = self.put_in_arena(py, target, source)?
         {
-            return Ok(placed);
+            return Ok(stored);
         }
         let from = source.make_dense(py)?;
         let longest = self.producer(target).max_inline();
@@ -407,22 +407,22 @@ impl Outlet {
                 Ok(pushed)
             })?;
             if *streamed == before {
-                return Ok(Placed::Nowhere(sent));
+                return Ok(Stored::Nowhere(sent));
             }
         }
         // SAFETY: the owner of the source keeps the `len` bytes at `from` alive.
-        Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
+        Ok(Stored::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
     /// Copies a buffer of a message into the arena. Returns None if there is not enough memory, and waiting cannot free
     /// more.
-    fn put_in_arena(&mut self, py: Python<'_>, target: usize, source: &Source) -> PyResult<Option<Placed>> {
+    fn put_in_arena(&mut self, py: Python<'_>, target: usize, source: &Source) -> PyResult<Option<Stored>> {
         loop {
             let producer = self.producer(target);
             if let Some(block) = producer.allocate(source.len()).map_err(errors::corrupted)? {
                 // SAFETY: this function owns the block, which has room for the source.
                 unsafe { source.copy(py, block.as_mut_ptr()) };
-                return Ok(Some(Placed::At(Part::Block(Arc::new(block)))));
+                return Ok(Some(Stored::At(Part::Block(Arc::new(block)))));
             }
             if !producer.blocks_in_flight().map_err(errors::corrupted)? {
                 return Ok(None);
@@ -430,7 +430,7 @@ impl Outlet {
             // If the link is damaged, the wait ends, because the next call of the producer reports the damage.
             let sent = self.wait_for_room(py, target, |producer| producer.worth_allocating().unwrap_or(true))?;
             if let Some(sent) = sent {
-                return Ok(Some(Placed::Nowhere(sent)));
+                return Ok(Some(Stored::Nowhere(sent)));
             }
         }
     }
@@ -488,7 +488,7 @@ impl Outlet {
     }
 }
 
-enum Placed {
+enum Stored {
     At(Part),
     /// The buffer was not stored, because a command is pending or the reader does not want the message.
     Nowhere(Sent),

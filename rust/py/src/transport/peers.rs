@@ -216,12 +216,12 @@ impl Peers {
         if !self.links[link].take(&mut self.current.message).map_err(errors::take)? {
             return Ok(false);
         }
-        let whose = self.peer_of(link, &self.current.message)?;
-        if whose != peer {
+        let sender = self.peer_of(link, &self.current.message)?;
+        if sender != peer {
             let message = std::mem::take(&mut self.current.message);
-            self.keep_for_later(whose, message);
+            self.keep_for_later(sender, message);
         }
-        Ok(whose == peer)
+        Ok(sender == peer)
     }
 
     pub fn snapshots_taken_in(&mut self, peer: usize) -> VecDeque<Taken> {

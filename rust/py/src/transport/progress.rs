@@ -13,7 +13,7 @@ use crate::gil_cell::{GilCell, GilNumber};
 pub struct StreamProgress {
     pub books: Arc<GilCell<Books<Content>>>,
     pub relay: Arc<Relay>,
-    pub given: Given,
+    pub received: Received,
     pub starts: Vec<Account>,
 }
 
@@ -22,7 +22,7 @@ impl StreamProgress {
         Self {
             books: Arc::new(GilCell::new(Books::new(peers))),
             relay: Arc::default(),
-            given: Given::All,
+            received: Received::All,
             starts: Vec::new(),
         }
     }
@@ -41,7 +41,7 @@ impl StreamProgress {
 
     #[inline]
     pub fn deliver(&self, py: Python<'_>, peer: usize, digest: u64) {
-        self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
+        self.books.with(py, |books| books.deliver(peer, digest, |total| self.received.lag(total)));
     }
 
     /// Returns whether the main process has received a snapshot of the shard `peer`. If a graph has a dispatching process
@@ -56,7 +56,7 @@ impl StreamProgress {
         let (dispatched, snapshot) =
             if of_dispatcher { (Some(opened.dispatched(py)?), None) } else { (None, opened.snapshot(py)?) };
         let superfluous = self.books.with(py, |books| {
-            let lag = self.given.lag(books.total());
+            let lag = self.received.lag(books.total());
             let dispatched = dispatched.map(|dispatched| books.keep_dispatched(dispatched)).unwrap_or_default();
             (dispatched, snapshot.map(|snapshot| books.keep(peer, snapshot, lag)))
         });
@@ -65,19 +65,19 @@ impl StreamProgress {
     }
 }
 
-pub enum Given {
+pub enum Received {
     All,
     Counted(Arc<GilNumber>),
     Unknown,
 }
 
-impl Given {
+impl Received {
     #[inline]
     fn lag(&self, total: u64) -> Option<u64> {
         match self {
-            Given::All => Some(0),
-            Given::Counted(given) => Some(total.saturating_sub(given.load())),
-            Given::Unknown => None,
+            Received::All => Some(0),
+            Received::Counted(received) => Some(total.saturating_sub(received.load())),
+            Received::Unknown => None,
         }
     }
 }

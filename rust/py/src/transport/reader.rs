@@ -85,7 +85,7 @@ impl Reader {
     }
 
     pub fn begin_epoch(&mut self, window: u64) {
-        self.clock.came();
+        self.clock.note_item();
         self.looked_into = None;
         self.peers.begin_epoch(window);
     }
@@ -113,7 +113,7 @@ impl Reader {
                         self.clock.stop();
                         self.meters.first = false;
                         if self.peers.current.message.kind & kind::WHAT == kind::ITEM {
-                            self.clock.came();
+                            self.clock.note_item();
                             return self.deliver(py, peer).map(Some);
                         }
                         if !self.handle(py, peer)? {
@@ -382,18 +382,18 @@ impl Reader {
         let mut there = self.await_message(py, peer, (Instant::now(), limit), &mut message)?;
         while there {
             let last = last + results.len() as u64;
-            let came = match message.kind & kind::WHAT {
+            let arrived = match message.kind & kind::WHAT {
                 kind::RESULT => decode_result(py, &message, last),
-                kind::MESSAGE => decode(py, &message, true).map(Came::Message),
-                _ => Ok(Came::Late),
+                kind::MESSAGE => decode(py, &message, true).map(Arrived::Message),
+                _ => Ok(Arrived::Late),
             };
-            match came {
-                Ok(Came::Late) => {}
-                Ok(Came::Result(result, spent)) => {
+            match arrived {
+                Ok(Arrived::Late) => {}
+                Ok(Arrived::Result(result, spent)) => {
                     results.push(result);
                     seconds = spent;
                 }
-                Ok(Came::Message(message)) => return Ok((results, seconds, Some(message))),
+                Ok(Arrived::Message(message)) => return Ok((results, seconds, Some(message))),
                 Err(error) => return Ok((results, seconds, Some(error.into_value(py).into_bound(py).into_any()))),
             }
             there = self.peers.consumer(peer).take(&mut message).map_err(errors::take)?;
@@ -429,20 +429,20 @@ impl Reader {
 /// results.
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
-enum Came<'py> {
+enum Arrived<'py> {
     /// The result of a function call, and how many seconds the process has worked on the batch of calls.
     Result(Bound<'py, PyAny>, f64),
     Message(Bound<'py, PyAny>),
     Late,
 }
 
-fn decode_result<'py>(py: Python<'py>, message: &Message, last: u64) -> PyResult<Came<'py>> {
+fn decode_result<'py>(py: Python<'py>, message: &Message, last: u64) -> PyResult<Arrived<'py>> {
     with_payload(py, message, |payload, buffers| {
         let (object, number, spent) = kind::split_result(payload).ok_or_else(codec::malformed)?;
         if number <= last {
-            return Ok(Came::Late);
+            return Ok(Arrived::Late);
         }
-        codec::decode(py, object, buffers, true).map(|result| Came::Result(result, spent))
+        codec::decode(py, object, buffers, true).map(|result| Arrived::Result(result, spent))
     })
 }
 

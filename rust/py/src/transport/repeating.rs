@@ -68,8 +68,8 @@ impl Outlet {
     fn snapshot(&mut self, py: Python<'_>, waits: bool) -> PyResult<Sent> {
         self.flush(); // the reader can take the items that were sent, however long the snapshot takes
         let (began, mut is_made) = (Instant::now(), waits);
-        for shard in 0..if self.has_shards { self.dealing.turn.peers() } else { 1 } {
-            if !self.dealing.turn.is_ended(shard) {
+        for shard in 0..if self.has_shards { self.dispatch.turn.peers() } else { 1 } {
+            if !self.dispatch.turn.is_ended(shard) {
                 is_made |= self.push_snapshot(py, shard, waits)?;
             }
         }
@@ -142,9 +142,9 @@ impl Outlet {
         let (account, outstanding) = (producer.account(), producer.outstanding());
         producer.resume_from(account, 0);
         if outstanding > 0 && self.expected.get(target).copied().flatten().is_some() {
-            let came = account.items;
+            let items = account.items;
             return Err(repeats_not(format!(
-                "it ended after {came} items, {outstanding} items before the position of the state"
+                "it ended after {items} items, {outstanding} items before the position of the state"
             )));
         }
         Ok(())

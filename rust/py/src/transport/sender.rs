@@ -117,11 +117,11 @@ impl Sender {
             relay.take(); // drops a snapshot of an earlier epoch
         }
         outlet.begin(Stream::new(epoch, pass_number));
-        let count = outlet.dealing.turn.peers();
+        let count = outlet.dispatch.turn.peers();
         if turn >= count {
             return Err(PyValueError::new_err(format!("there are {count} shards or readers, and no number {turn}")));
         }
-        outlet.dealing.turn.start_at(turn);
+        outlet.dispatch.turn.start_at(turn);
         let starts = starts.unwrap_or_default();
         outlet.expected = starts.iter().map(|&(.., expected)| expected).collect();
         for (target, (at, again, _)) in starts.into_iter().enumerate().take(count) {
@@ -156,7 +156,7 @@ impl Sender {
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
-        if shard >= outlet.dealing.turn.peers() {
+        if shard >= outlet.dispatch.turn.peers() {
             return Err(PyValueError::new_err(format!("there is no shard {shard}")));
         }
         Ok(outlet.send_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
@@ -184,7 +184,7 @@ impl Sender {
         let shards = iterator.cast::<PyTuple>().ok();
         let iterators: Vec<_> = shards.map_or_else(|| vec![iterator.clone()], |shards| shards.iter().collect());
         let several = iterators.len() > 1;
-        if iterators.len() != if outlet.has_shards { outlet.dealing.turn.peers() } else { 1 } {
+        if iterators.len() != if outlet.has_shards { outlet.dispatch.turn.peers() } else { 1 } {
             return Err(PyValueError::new_err(
                 "a sender needs one iterator for each of its shards, or one for all links",
             ));
@@ -224,7 +224,7 @@ impl Sender {
                 _ => outlet.producer(target).skip(),
             }
             if !is_outstanding {
-                outlet.dealing.turn.advance();
+                outlet.dispatch.turn.advance();
             }
             drop(item);
             if outlet.send_on(py)? == Sent::Interrupted || outlet.snapshot_if_due(py, false)? == Sent::Interrupted {
@@ -232,7 +232,7 @@ impl Sender {
             }
         }
         if !outlet.ending {
-            (0..outlet.dealing.turn.peers()).try_for_each(|target| outlet.check_all_recomputed(target))?;
+            (0..outlet.dispatch.turn.peers()).try_for_each(|target| outlet.check_all_recomputed(target))?;
             outlet.ending = true;
         }
         Ok(outlet.send_ends(py)? == Sent::Done)
@@ -241,10 +241,10 @@ impl Sender {
     /// Waits until a reader requests another iteration over the items. Returns False if a command is pending.
     fn next_pass(&self, py: Python<'_>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
-        let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
+        let Outlet { producers, dispatch, own, control, idle, .. } = &mut *outlet;
         let asked = || {
             // If a grant is damaged, the wait ends, because sending the first item then reports the damage.
-            dealing.is_repeat_requested(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
+            dispatch.is_repeat_requested(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), |_| Ok(()))?;
         if is_interrupted(control, None) {
@@ -252,7 +252,7 @@ impl Sender {
         }
         let next = outlet.producers[0].stream().next_pass();
         outlet.begin(next);
-        outlet.dealing.turn.start();
+        outlet.dispatch.turn.start();
         Ok(true)
     }
 
@@ -266,9 +266,9 @@ impl Sender {
             if outlet.send_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
-            let Some(target) = outlet.dealing.turn.next() else { return Ok(true) };
+            let Some(target) = outlet.dispatch.turn.next() else { return Ok(true) };
             outlet.depart(target, kind::ERROR, description, &[])?;
-            outlet.dealing.turn.end(target);
+            outlet.dispatch.turn.end(target);
         }
     }
 

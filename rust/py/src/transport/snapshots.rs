@@ -211,6 +211,6 @@ pub fn kept_positions(
     let shares: Vec<_> =
         positions.iter().map(|position| position.snapshot.map(|one| one.share).unwrap_or_default()).collect();
     let dispatched = books.dispatched_before(&shares);
-    let kept = |peer: &PeerPosition<'_, Content>| (entry(peer.given), peer.snapshot.map(|one| kept(py, one)));
+    let kept = |peer: &PeerPosition<'_, Content>| (entry(peer.received), peer.snapshot.map(|one| kept(py, one)));
     (positions.iter().map(kept).collect(), dispatched.map(|one| kept_dispatched(py, one)))
 }

@@ -56,7 +56,7 @@ pub fn wait_among(
     for _ in 0..turns {
         py.detach(std::thread::yield_now);
         let began = std::mem::replace(&mut now, nanoseconds());
-        let continues = TURNS.given(began, now, processes);
+        let continues = TURNS.yielded(began, now, processes);
         if ready() {
             TURNS.helped();
             return Ok(true);

@@ -220,7 +220,7 @@ def test_a_shard_on_a_server_is_resumed_by_a_ranged_read(web: Any, build: Any) -
 
 
 @pytest.mark.parametrize(
-    "habit",
+    "query",
     [
         {"ranges": "no"},
         {"ranges": "no", "chunked": 1},
@@ -230,9 +230,9 @@ def test_a_shard_on_a_server_is_resumed_by_a_ranged_read(web: Any, build: Any) -
         {"endless": 1},
     ],
 )
-def test_a_read_resumes_on_servers_of_all_kinds(web: Any, habit: dict[str, Any]) -> None:
+def test_a_read_resumes_on_servers_of_all_kinds(web: Any, query: dict[str, Any]) -> None:
     """If a server always sends a whole archive, a resumed reader skips the bytes that it has already read."""
-    url = web.url("a.tar", shard_of(), **habit)
+    url = web.url("a.tar", shard_of(), **query)
     head, pipe = resumed_at(lambda: http(url), 35)
     assert [content for _, content in head + [read(item) for item in pipe]] == CONTENTS
 

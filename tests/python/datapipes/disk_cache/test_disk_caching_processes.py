@@ -261,8 +261,8 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_a_cache_that_the_next_lo
     wanted = [str(i) for i in range(10)]
 
     def deadly(path):
-        if path.endswith("5") and not results.has("died"):
-            results.note("died")
+        if path.endswith("5") and not results.has("exited"):
+            results.note("exited")
             return in_the_middle(path, None)
         return logging_maker(results)(path)
 

@@ -73,13 +73,13 @@ def test_the_log_numbers_items_as_the_note_of_each_does(tmp_path):
 
 def test_one_more_than_the_limit_is_an_error_with_a_table():
     pipe = numbers("1", "a", "2", "b", "3", "c").map(int).on_error("skip", limit=2)
-    came = []
+    received = []
     with pytest.raises(
         TooManySkipped, match=r"(?s)3 items, more than limit=2.*3 x ValueError in Mapper\(int\)"
     ) as caught:
         for item in pipe:
-            came.append(item)
-    assert came == [1, 2, 3]
+            received.append(item)
+    assert received == [1, 2, 3]
     assert isinstance(caught.value.__cause__, ValueError)
 
 
@@ -88,11 +88,11 @@ def test_shares_are_compared_once_there_are_enough_items_and_at_the_end():
         return 1 // (n % 3)
 
     assert len(list(IterableWrapper(range(300)).map(thirds).on_error("skip", limit=0.4))) == 200
-    came = []
+    received = []
     with pytest.raises(TooManySkipped, match="30 % of a pipe's items"):
         for item in IterableWrapper(range(300)).map(thirds).on_error("skip", limit=0.3):
-            came.append(item)
-    assert len(came) == 66
+            received.append(item)
+    assert len(received) == 66
     with pytest.raises(TooManySkipped):
         list(IterableWrapper(range(9)).map(thirds).on_error("skip", limit=0.3))
 

@@ -240,14 +240,14 @@ def test_an_item_at_which_a_pipe_raises_is_skipped_even_after_a_load(name: str, 
         if name == "Packer":
             pipe, other = (one.map(lambda row: row["input_ids"]).on_error("skip") for one in (build(), build()))
         iterator = iter(pipe)
-        came = [next(iterator) for _ in range(count)]
+        received = [next(iterator) for _ in range(count)]
         if count == len(expected):
-            assert came == expected
+            assert received == expected
             assert list(iterator) == []
             assert list(pipe) == expected or name in NOT_AGAIN, "the next epoch"
         elif name not in NOT_AGAIN:
             load_state(other, save_state(pipe))
-            assert came + list(other) == expected, count
+            assert received + list(other) == expected, count
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ METHODS = ["first_fit", "in_order", "cut"]
 
 
 def sequences(number: int, longest: int = 90, seed: int = 1) -> list[list[int]]:
-    dice = random.Random(seed)
+    rng = random.Random(seed)
     tokens = iter(range(number * longest))
-    return [[next(tokens) for _ in range(dice.randint(0, longest))] for _ in range(number)]
+    return [[next(tokens) for _ in range(rng.randint(0, longest))] for _ in range(number)]
 
 
 def test_rows_are_of_the_kind_of_the_items() -> None:

@@ -137,10 +137,10 @@ def test_an_object_that_ends_early_raises_an_error_that_names_it(cluster):
 
 
 @pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])
-def test_connecting_to_a_silent_or_missing_cluster_fails(make, deaf):
+def test_connecting_to_a_silent_or_missing_cluster_fails(make, silent):
     with socket.create_server(("127.0.0.1", 0)) as server:
         nobody = f"http://127.0.0.1:{server.getsockname()[1]}"
-    for address, message in ((deaf, "timed out"), (nobody, "refused")):
+    for address, message in ((silent, "timed out"), (nobody, "refused")):
         with pytest.raises(requests.exceptions.ConnectionError, match=message) as failure:
             list(make(["ais://bucket/x"], address, timeout=0.1))
         assert any(make.__name__ in note and address in note for note in failure.value.__notes__)

@@ -81,9 +81,9 @@ def test_a_key_whose_slash_obstore_removes_is_not_confused_with_another(client):
 
 
 @pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])
-def test_a_server_that_never_answers_raises_an_error_after_the_time_out(make, deaf):
-    pipe = make(["s3://bucket/key"], request_timeout_ms=50, endpoint_url=deaf)
-    with pytest.raises(TimeoutError, match=rf"{make.__name__}.*s3://bucket/key.*{deaf}.*50 ms.*request_timeout_ms"):
+def test_a_server_that_never_answers_raises_an_error_after_the_time_out(make, silent):
+    pipe = make(["s3://bucket/key"], request_timeout_ms=50, endpoint_url=silent)
+    with pytest.raises(TimeoutError, match=rf"{make.__name__}.*s3://bucket/key.*{silent}.*50 ms.*request_timeout_ms"):
         list(pipe)
 
 
@@ -204,9 +204,9 @@ def test_credentials_and_region_are_read_from_the_files_of_a_profile(profile, tm
     assert asked() == ("from the environment", "eu-west-1", None)
 
 
-def test_the_endpoint_is_taken_from_the_argument_before_the_environment(client, monkeypatch, deaf):
+def test_the_endpoint_is_taken_from_the_argument_before_the_environment(client, monkeypatch, silent):
     endpoint = client.meta.endpoint_url
-    monkeypatch.setenv("AWS_ENDPOINT_URL", deaf)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", silent)
     assert listed("s3://first", endpoint_url=endpoint) == urls("first")
     assert listed("s3://first", config={"endpoint": endpoint}) == urls("first")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", endpoint)

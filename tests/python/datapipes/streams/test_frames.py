@@ -148,8 +148,8 @@ def test_the_dtype_generator_is_asked_once_per_iteration_and_only_without_dtype(
     assert len(asked) == 1
     list(pipe)
     assert len(asked) == 2
-    given = IterableWrapper([(1,)]).dataframe(dtype="int8", dtype_generator=generate)
-    assert [str(frame.dtypes[0]) for frame in given] == ["int8"]
+    frames = IterableWrapper([(1,)]).dataframe(dtype="int8", dtype_generator=generate)
+    assert [str(frame.dtypes[0]) for frame in frames] == ["int8"]
     assert len(asked) == 2
 
 

@@ -286,7 +286,7 @@ def stuck(item):
         threading.Event().wait()
     return item
 
-torchdata._threads.PATIENCE = 0.1
+torchdata._threads.TIMEOUT = 0.1
 iterator = iter(IterableWrapper(range(10)).threadpool_map(stuck, max_workers=2))
 print(next(iterator))
 both.wait(30)

@@ -29,13 +29,13 @@ def test_urls_become_pairs_of_url_and_stream_in_order(web):
 
 
 @pytest.mark.parametrize(
-    "habit", [{"chunked": 1}, {"endless": 1}, {"gzip": 1}, {"gzip": 1, "chunked": 1}, {"redirect": "/a"}], ids=str
+    "query", [{"chunked": 1}, {"endless": 1}, {"gzip": 1}, {"gzip": 1, "chunked": 1}, {"redirect": "/a"}], ids=str
 )
-def test_transfer_and_redirects_do_not_show(web, habit):
+def test_transfer_and_redirects_do_not_show(web, query):
     content = bytes(range(256)) * 1000
     web.url("a", content)
-    [(url, stream)] = HttpReader([web.url("a", **habit)])
-    assert url == web.url("a", **habit)
+    [(url, stream)] = HttpReader([web.url("a", **query)])
+    assert url == web.url("a", **query)
     assert stream.read(100_000) + stream.read() == content
     assert stream.status == 200
 

@@ -46,7 +46,7 @@ def test_no_fault_of_a_server_ends_an_epoch_or_changes_a_byte() -> None:
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("fault", faulty_http.FAULTS)
 def test_each_permanent_fault_raises_an_error(fault: str) -> None:
-    with faulty_http.running(1, [fault], spared=0.0) as server:
+    with faulty_http.running(1, [fault], fault_free=0.0) as server:
         [url], [content] = server.urls(1), server.contents(1)
         with pytest.raises((requests.RequestException, urllib3.exceptions.HTTPError), match="HttpReader"):
             [stream.read() for _, stream in HttpReader([url], timeout=faulty_http.TIMEOUT, max_retries=0)]
@@ -56,11 +56,11 @@ def test_each_permanent_fault_raises_an_error(fault: str) -> None:
         assert server.faults() == {fault: faulty_http.IN_A_ROW}
 
 
-@pytest.mark.parametrize("habit", [{}, {"ranges": "no"}, {"chunked": 1}, {"validator": "weak"}, {"validator": "none"}])
-def test_a_body_that_is_cut_is_continued_where_it_was_cut(web: Any, habit: dict[str, Any]) -> None:
-    url = web.url("a", CONTENT, drop=100_000, **habit)
+@pytest.mark.parametrize("query", [{}, {"ranges": "no"}, {"chunked": 1}, {"validator": "weak"}, {"validator": "none"}])
+def test_a_body_that_is_cut_is_continued_where_it_was_cut(web: Any, query: dict[str, Any]) -> None:
+    url = web.url("a", CONTENT, drop=100_000, **query)
     [(_, stream)] = HttpReader([url])
-    if habit.get("ranges") == "no":  # without ranges, each answer ends at the same byte
+    if query.get("ranges") == "no":  # without ranges, each answer ends at the same byte
         with pytest.raises(urllib3.exceptions.ProtocolError, match="from byte 100000 on"):
             stream.read()
         return
@@ -70,7 +70,7 @@ def test_a_body_that_is_cut_is_continued_where_it_was_cut(web: Any, habit: dict[
     assert asked[0] is None
     assert all(range_ is not None for range_ in asked[1:])
     conditions = [request.get("If-Range") for request in web.requests()[1:]]
-    assert all((condition is None) == (habit.get("validator") in ("weak", "none")) for condition in conditions)
+    assert all((condition is None) == (query.get("validator") in ("weak", "none")) for condition in conditions)
 
 
 def test_a_file_that_changes_during_a_break_raises_an_error(web: Any) -> None:
@@ -90,7 +90,7 @@ def test_a_copy_of_a_continued_stream_has_its_position(web: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("habit", "message", "requests_sent"),
+    ("query", "message", "requests_sent"),
     [
         ({"status": 503}, "': 503 ", 3),
         ({"status": 404}, "': 404 ", 1),
@@ -98,10 +98,10 @@ def test_a_copy_of_a_continued_stream_has_its_position(web: Any) -> None:
     ],
 )
 def test_only_temporary_error_responses_and_silence_are_retried(
-    web: Any, habit: dict[str, Any], message: str, requests_sent: int
+    web: Any, query: dict[str, Any], message: str, requests_sent: int
 ) -> None:
     with pytest.raises((requests.HTTPError, requests.ReadTimeout), match=rf"HttpReader cannot open 'http.*{message}"):
-        list(HttpReader([web.url("a", b"x", **habit)], timeout=0.1, max_retries=2))
+        list(HttpReader([web.url("a", b"x", **query)], timeout=0.1, max_retries=2))
     assert len(web.requests()) == requests_sent
 
 

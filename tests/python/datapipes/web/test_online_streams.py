@@ -18,7 +18,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(40))
 
-HABITS = [
+QUERIES = [
     {},
     {"ranges": "no"},
     {"validator": "weak"},
@@ -49,9 +49,9 @@ def again(stream):
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(plan=st.lists(READS, max_size=12), habit=st.sampled_from(HABITS), copies=st.sets(st.integers(0, 11)))
-def test_a_stream_reads_like_a_file_also_through_copies(web, plan, habit, copies):
-    model, stream = io.BufferedReader(io.BytesIO(CONTENT)), stream_of(web.url("a", CONTENT, **habit))
+@given(plan=st.lists(READS, max_size=12), query=st.sampled_from(QUERIES), copies=st.sets(st.integers(0, 11)))
+def test_a_stream_reads_like_a_file_also_through_copies(web, plan, query, copies):
+    model, stream = io.BufferedReader(io.BytesIO(CONTENT)), stream_of(web.url("a", CONTENT, **query))
     for step, (method, *arguments) in enumerate(plan):
         if step in copies:
             stream = again(stream)

@@ -2,22 +2,22 @@
 
 Each driver draws plans from seeds, runs the plans, and checks the results.
 
-    python -m drivers lives --seconds 600 --seed 1     # in tests/python/support; runs seeds 1, 2, 3, …
-    python -m drivers lives --seed 17 --runs 1         # runs seed 17 again
+    python -m drivers loaders --seconds 600 --seed 1     # in tests/python/support; runs seeds 1, 2, 3, …
+    python -m drivers loaders --seed 17 --runs 1         # runs seed 17 again
     python -m drivers all --seconds 3600               # runs all drivers, an hour each
 
 The module `frame` contains the code that all drivers share. Each driver is the variable `DRIVER` of another module."""
 
 #: The module that defines each driver, and the name of the driver's variable if this name is not `DRIVER`.
 DRIVERS = {
-    "lives": "lives.run",
-    "graph-lives": "lives.graphs",
+    "loaders": "random_loaders.run",
+    "graph-loaders": "random_loaders.graphs",
     "graphs": "random_graphs.check",
     "scribbles": "random_scribbles",
     "tensors": "random_tensors",
     "files": "fuzz_files",
     "stateful": "random_stateful.judging",
-    "stateful-deaths": "random_stateful.judging:EXITS",
+    "stateful-exits": "random_stateful.judging:EXITS",
     "nodes": "random_nodes.judging",
     "positions": "shard_positions",
     "ranks": "rank_chaos",

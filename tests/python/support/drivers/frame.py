@@ -65,16 +65,16 @@ class Outcome:
     output: str = ""
 
 
-_speech: list[int] = []
+_outcome_pipes: list[int] = []
 
 
 def _write(**what: Any) -> None:
-    for descriptor in _speech:
+    for descriptor in _outcome_pipes:
         os.write(descriptor, (json.dumps(what) + "\n").encode())
 
 
 def about_to_exit(number: int) -> None:
-    _write(dies=number)
+    _write(exits=number)
 
 
 def left_over(descriptors_before: int) -> dict[str, Any]:
@@ -108,21 +108,21 @@ class Forked:
     def __init__(self, driver: Driver, plan: Any) -> None:
         self.driver, self.plan, self.started = driver, plan, time.monotonic()
         self.output = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed at its end
-        self._listening, self._speaking = os.pipe()
+        self._read_end, self._write_end = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
         self.pid = os.fork()
         if self.pid == 0:
             self._run()
-        os.close(self._speaking)
+        os.close(self._write_end)
         self.code: int | None = None
 
     def _run(self) -> NoReturn:
         code = 1
         try:
             os.setsid()  # the driver finds and interrupts all processes of this session
-            os.close(self._listening)
-            _speech[:] = [self._speaking]
+            os.close(self._read_end)
+            _outcome_pipes[:] = [self._write_end]
             for descriptor in (1, 2):
                 os.dup2(self.output.fileno(), descriptor)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
@@ -165,9 +165,9 @@ class Forked:
             show_stacks(self.pid, self.output)
         left = [] if hung else survivors_of(self.pid)
         end_session(self)
-        with os.fdopen(self._listening) as speech, self.output:
+        with os.fdopen(self._read_end) as pipe, self.output:
             reported: dict[str, Any] = {}
-            for line in speech:
+            for line in pipe:
                 reported |= json.loads(line)
             self.output.seek(0)
             output = self.output.read()
@@ -176,7 +176,7 @@ class Forked:
             outcome.wrong = f"it hung: not done after {limit:.0f} s"
         elif left:
             outcome.wrong = "; ".join(filter(None, [outcome.wrong, f"processes outlived it: {left}"]))
-        elif self.code and self.code != -reported.get("dies", 0):
+        elif self.code and self.code != -reported.get("exits", 0):
             outcome.wrong = f"exit code {self.code}"
         elif output and self.driver.is_quiet(self.plan) and not outcome.wrong and not self.code:
             outcome.wrong = "something was printed"

@@ -158,12 +158,12 @@ def _same(found: list[Any], expected: list[Any], what: str) -> None:
 
 
 def positions(
-    graph: Graph, expected: list[list[Any]], most: int, dice: random.Random
+    graph: Graph, expected: list[list[Any]], most: int, rng: random.Random
 ) -> list[tuple[int, int, list[int]]]:
     ways = [(epoch, position) for epoch in range(graph.epochs) for position in range(-1, len(expected[epoch]) + 2)]
     if len(ways) > most:
-        ways = dice.sample(ways, most)
-    return [(*way, [dice.choice([-1, 0, 1, 2, 5, 50]) for _ in range(dice.choice([1, 2, 3]))]) for way in ways]
+        ways = rng.sample(ways, most)
+    return [(*way, [rng.choice([-1, 0, 1, 2, 5, 50]) for _ in range(rng.choice([1, 2, 3]))]) for way in ways]
 
 
 def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away: float = 0.0) -> int:
@@ -171,10 +171,10 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
         warnings.simplefilter("ignore")
         expected = whole(graph, reader)
         ways = positions(graph, expected, most, random.Random(f"ways {graph.number}"))
-        dice = random.Random(f"away {graph.number}")
+        rng = random.Random(f"away {graph.number}")
         for way in ways:
             try:
-                check(graph, expected, *way, reader, away=dice.random() < away)
+                check(graph, expected, *way, reader, away=rng.random() < away)
             except Exception as error:
                 # If even complete runs differ, the timing of threads is the cause, which is not an error.
                 if isinstance(error, Different) and any(whole(graph, reader) != expected for _ in range(8)):

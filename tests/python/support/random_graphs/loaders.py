@@ -9,23 +9,23 @@ from random_graphs.graphs import Graph
 
 class Loader:
     def __init__(self, number: int, services: tuple[str, ...] = ("none", "in process", *5 * ("workers",))) -> None:
-        dice = random.Random(f"loader {number}")
+        rng = random.Random(f"loader {number}")
         self.number = number
         self.graph = Graph(number)
-        self.service = dice.choice(services)
-        self.workers = dice.choice([1, 2, 2, 4])
-        self.sharing = dice.choice(["filter", "dispatch", "dispatch", "replicated"])
-        self.drawn = sorted({dice.random() for _ in range(dice.choice([1, 1, 1, 2]))})
-        self.arrays = dice.random() < 0.5
-        self.keeps = dice.choice([0, 0, 5, 30])
-        self.in_main = dice.choice([None, None, 0, 1, 2])
+        self.service = rng.choice(services)
+        self.workers = rng.choice([1, 2, 2, 4])
+        self.sharing = rng.choice(["filter", "dispatch", "dispatch", "replicated"])
+        self.drawn = sorted({rng.random() for _ in range(rng.choice([1, 1, 1, 2]))})
+        self.arrays = rng.random() < 0.5
+        self.keeps = rng.choice([0, 0, 5, 30])
+        self.in_main = rng.choice([None, None, 0, 1, 2])
         self.options = {
-            "worker_prefetch_cnt": dice.choice([0, 1, 3, 10]),
-            "main_prefetch_cnt": dice.choice([0, 1, 3, 10]),
-            "memory_budget": dice.choice([None, 0, 1 << 16, 1 << 20]),
+            "worker_prefetch_cnt": rng.choice([0, 1, 3, 10]),
+            "main_prefetch_cnt": rng.choice([0, 1, 3, 10]),
+            "memory_budget": rng.choice([None, 0, 1 << 16, 1 << 20]),
         }
         #: The minimum time between two snapshots, in seconds and as a multiple of the time to take the last snapshot.
-        self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
+        self.cadence = rng.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
 
     def pipe(self) -> Any:
         graph = self.graph
@@ -40,9 +40,9 @@ class Loader:
         pipe = pipe.pin_memory(pin_memory_fn=users.unpinned)
         if self.in_main and self.arrays:
             pipe = pipe.map(users.number)
-        dice = random.Random(f"main {self.number}")
+        rng = random.Random(f"main {self.number}")
         for _ in range(self.in_main):
-            pipe = graph.over(dice, pipe)
+            pipe = graph.over(rng, pipe)
         return pipe
 
     def _filtered(self, pipe: Any) -> Any:

@@ -14,7 +14,7 @@ from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes.map import ArrowParts, SequenceWrapper
 
 Pipe = Any
-Dice = random.Random
+Draws = random.Random
 
 _FOLDER = folder("lines")
 
@@ -54,77 +54,77 @@ def _shuffled_parts(size: int) -> Pipe:
     return parts.batch(2) if size % 2 else parts
 
 
-SOURCES: dict[str, Callable[[Dice, int], Pipe]] = {
-    "range": lambda dice, size: iter_pipes.IterableWrapper(range(size)),
-    "list": lambda dice, size: iter_pipes.IterableWrapper([dice.randrange(21) for _ in range(size)]),
-    "set": lambda dice, size: iter_pipes.IterableWrapper(set(range(size))),
-    "generator": lambda dice, size: iter_pipes.IterableWrapper([size]).flatmap(counted),
-    "map": lambda dice, size: SequenceWrapper(range(size)).to_iter_datapipe(),
-    "map_shuffle": lambda dice, size: SequenceWrapper(range(size)).shuffle(),
-    "sampler": lambda dice, size: SequenceWrapper(range(size)).sample_by(Shuffled(size)),
-    "lines": lambda dice, size: iter_pipes.FileOpener([_file_of(size)]).readlines(return_path=False),
-    "csv": lambda dice, size: iter_pipes.FileOpener([_file_of(size)], mode="b").parse_csv(),
-    "arrow": lambda dice, size: iter_pipes.ArrowReader(_table(size)).map(users.first_value),
-    "arrow_shuffled": lambda dice, size: _shuffled_parts(size).read_arrow().map(users.first_value),
-    "unstated": lambda dice, size: users.UnstatedSource(size),
-    "by_hand": lambda dice, size: users.SourceByHand(size),
+SOURCES: dict[str, Callable[[Draws, int], Pipe]] = {
+    "range": lambda rng, size: iter_pipes.IterableWrapper(range(size)),
+    "list": lambda rng, size: iter_pipes.IterableWrapper([rng.randrange(21) for _ in range(size)]),
+    "set": lambda rng, size: iter_pipes.IterableWrapper(set(range(size))),
+    "generator": lambda rng, size: iter_pipes.IterableWrapper([size]).flatmap(counted),
+    "map": lambda rng, size: SequenceWrapper(range(size)).to_iter_datapipe(),
+    "map_shuffle": lambda rng, size: SequenceWrapper(range(size)).shuffle(),
+    "sampler": lambda rng, size: SequenceWrapper(range(size)).sample_by(Shuffled(size)),
+    "lines": lambda rng, size: iter_pipes.FileOpener([_file_of(size)]).readlines(return_path=False),
+    "csv": lambda rng, size: iter_pipes.FileOpener([_file_of(size)], mode="b").parse_csv(),
+    "arrow": lambda rng, size: iter_pipes.ArrowReader(_table(size)).map(users.first_value),
+    "arrow_shuffled": lambda rng, size: _shuffled_parts(size).read_arrow().map(users.first_value),
+    "unstated": lambda rng, size: users.UnstatedSource(size),
+    "by_hand": lambda rng, size: users.SourceByHand(size),
 }
 
-OVER_ONE: dict[str, Callable[[Dice, Pipe], Pipe]] = {
-    "unstated": lambda dice, pipe: users.Unstated(pipe),
-    "unstated_pairs": lambda dice, pipe: users.UnstatedPairs(pipe),
-    "unstated_twice": lambda dice, pipe: users.UnstatedTwice(pipe),
-    "unstated_random": lambda dice, pipe: users.UnstatedRandom(pipe),
-    "one_to_one": lambda dice, pipe: users.OneToOne(pipe),
-    "no_state": lambda dice, pipe: users.NoState(pipe),
-    "declared": lambda dice, pipe: users.Declared(pipe),
-    "by_hand": lambda dice, pipe: users.ByHand(pipe),
-    "shuffle": lambda dice, pipe: pipe.shuffle(buffer_size=dice.choice([1, 3, 10, 100])),
-    "shuffle_batches": lambda dice, pipe: pipe.batch(3).in_batch_shuffle().unbatch(),
-    "header": lambda dice, pipe: pipe.header(dice.randrange(12)),
-    "filter": lambda dice, pipe: pipe.filter(users.is_odd),
-    "flatmap": lambda dice, pipe: pipe.flatmap(users.up_to),
-    "cycle": lambda dice, pipe: pipe.header(8).cycle(dice.randrange(4)),
-    "cache": lambda dice, pipe: pipe.in_memory_cache(),
-    "small_cache": lambda dice, pipe: pipe.in_memory_cache(100 / 2**20),
-    "map_cache": lambda dice, pipe: pipe.enumerate().to_map_datapipe().in_memory_cache().shuffle(),
-    "fork_zip": lambda dice, pipe: iter_pipes.Zipper(*_unequal(dice, pipe.fork(2, buffer_size=1000))),
-    "fork_concat": lambda dice, pipe: iter_pipes.Concater(*_unequal(dice, pipe.fork(3, buffer_size=1000))),
-    "fork_mux": lambda dice, pipe: iter_pipes.MultiplexerLongest(*_unequal(dice, pipe.fork(2))),
-    "fork_to_map": lambda dice, pipe: _by_map(pipe.enumerate().fork(2)),
-    "demux": lambda dice, pipe: dice.choice([iter_pipes.Concater, iter_pipes.MultiplexerLongest])(
-        *_unequal(dice, pipe.demux(3, users.remainder))
+OVER_ONE: dict[str, Callable[[Draws, Pipe], Pipe]] = {
+    "unstated": lambda rng, pipe: users.Unstated(pipe),
+    "unstated_pairs": lambda rng, pipe: users.UnstatedPairs(pipe),
+    "unstated_twice": lambda rng, pipe: users.UnstatedTwice(pipe),
+    "unstated_random": lambda rng, pipe: users.UnstatedRandom(pipe),
+    "one_to_one": lambda rng, pipe: users.OneToOne(pipe),
+    "no_state": lambda rng, pipe: users.NoState(pipe),
+    "declared": lambda rng, pipe: users.Declared(pipe),
+    "by_hand": lambda rng, pipe: users.ByHand(pipe),
+    "shuffle": lambda rng, pipe: pipe.shuffle(buffer_size=rng.choice([1, 3, 10, 100])),
+    "shuffle_batches": lambda rng, pipe: pipe.batch(3).in_batch_shuffle().unbatch(),
+    "header": lambda rng, pipe: pipe.header(rng.randrange(12)),
+    "filter": lambda rng, pipe: pipe.filter(users.is_odd),
+    "flatmap": lambda rng, pipe: pipe.flatmap(users.up_to),
+    "cycle": lambda rng, pipe: pipe.header(8).cycle(rng.randrange(4)),
+    "cache": lambda rng, pipe: pipe.in_memory_cache(),
+    "small_cache": lambda rng, pipe: pipe.in_memory_cache(100 / 2**20),
+    "map_cache": lambda rng, pipe: pipe.enumerate().to_map_datapipe().in_memory_cache().shuffle(),
+    "fork_zip": lambda rng, pipe: iter_pipes.Zipper(*_unequal(rng, pipe.fork(2, buffer_size=1000))),
+    "fork_concat": lambda rng, pipe: iter_pipes.Concater(*_unequal(rng, pipe.fork(3, buffer_size=1000))),
+    "fork_mux": lambda rng, pipe: iter_pipes.MultiplexerLongest(*_unequal(rng, pipe.fork(2))),
+    "fork_to_map": lambda rng, pipe: _by_map(pipe.enumerate().fork(2)),
+    "demux": lambda rng, pipe: rng.choice([iter_pipes.Concater, iter_pipes.MultiplexerLongest])(
+        *_unequal(rng, pipe.demux(3, users.remainder))
     ),
-    "unzip": lambda dice, pipe: iter_pipes.ZipperLongest(*_unequal(dice, pipe.enumerate().unzip(2))),
-    "round_robin": lambda dice, pipe: iter_pipes.Concater(*_unequal(dice, pipe.round_robin_demux(3))),
-    "split": lambda dice, pipe: iter_pipes.Concater(
-        *pipe.random_split({"a": 1, "b": 2}, seed=dice.choice([None, 1]), total_length=1000)
+    "unzip": lambda rng, pipe: iter_pipes.ZipperLongest(*_unequal(rng, pipe.enumerate().unzip(2))),
+    "round_robin": lambda rng, pipe: iter_pipes.Concater(*_unequal(rng, pipe.round_robin_demux(3))),
+    "split": lambda rng, pipe: iter_pipes.Concater(
+        *pipe.random_split({"a": 1, "b": 2}, seed=rng.choice([None, 1]), total_length=1000)
     ),
-    "twice": lambda dice, pipe: iter_pipes.Concater(pipe, pipe),
-    "sharded": lambda dice, pipe: _sharded(dice, pipe),
+    "twice": lambda rng, pipe: iter_pipes.Concater(pipe, pipe),
+    "sharded": lambda rng, pipe: _sharded(rng, pipe),
 }
 
-OVER_SEVERAL: dict[str, Callable[[Dice, list[Pipe]], Pipe]] = {
-    "concat": lambda dice, pipes: iter_pipes.Concater(*pipes),
-    "zip": lambda dice, pipes: iter_pipes.Zipper(*pipes),
-    "zip_longest": lambda dice, pipes: iter_pipes.ZipperLongest(*pipes),
-    "mux": lambda dice, pipes: iter_pipes.Multiplexer(*pipes),
-    "mux_longest": lambda dice, pipes: iter_pipes.MultiplexerLongest(*pipes),
-    "sample": lambda dice, pipes: iter_pipes.SampleMultiplexer({pipe: 1 + n for n, pipe in enumerate(pipes)}),
-    "sample_seeded": lambda dice, pipes: iter_pipes.SampleMultiplexer(dict.fromkeys(pipes, 1), seed=5),
+OVER_SEVERAL: dict[str, Callable[[Draws, list[Pipe]], Pipe]] = {
+    "concat": lambda rng, pipes: iter_pipes.Concater(*pipes),
+    "zip": lambda rng, pipes: iter_pipes.Zipper(*pipes),
+    "zip_longest": lambda rng, pipes: iter_pipes.ZipperLongest(*pipes),
+    "mux": lambda rng, pipes: iter_pipes.Multiplexer(*pipes),
+    "mux_longest": lambda rng, pipes: iter_pipes.MultiplexerLongest(*pipes),
+    "sample": lambda rng, pipes: iter_pipes.SampleMultiplexer({pipe: 1 + n for n, pipe in enumerate(pipes)}),
+    "sample_seeded": lambda rng, pipes: iter_pipes.SampleMultiplexer(dict.fromkeys(pipes, 1), seed=5),
 }
 
-GLOBAL: dict[str, Callable[[Dice, Pipe], Pipe]] = {
-    "drawn": lambda dice, pipe: pipe.map(users.drawn),
-    "drawn_by_numpy": lambda dice, pipe: pipe.map(users.drawn_by_numpy),
-    "drawn_by_torch": lambda dice, pipe: pipe.map(users.drawn_by_torch if "torch" in sys.modules else users.drawn),
-    "some": lambda dice, pipe: pipe.flatmap(users.some),
-    "kept": lambda dice, pipe: pipe.filter(users.kept),
+GLOBAL: dict[str, Callable[[Draws, Pipe], Pipe]] = {
+    "drawn": lambda rng, pipe: pipe.map(users.drawn),
+    "drawn_by_numpy": lambda rng, pipe: pipe.map(users.drawn_by_numpy),
+    "drawn_by_torch": lambda rng, pipe: pipe.map(users.drawn_by_torch if "torch" in sys.modules else users.drawn),
+    "some": lambda rng, pipe: pipe.flatmap(users.some),
+    "kept": lambda rng, pipe: pipe.filter(users.kept),
 }
 
-THREADED: dict[str, Callable[[Dice, Pipe], Pipe]] = {
-    "prefetch": lambda dice, pipe: pipe.prefetch(dice.choice([1, 3, 20])),
-    "threadpool": lambda dice, pipe: pipe.threadpool_map(small, scheduled_tasks=3, max_workers=2),
+THREADED: dict[str, Callable[[Draws, Pipe], Pipe]] = {
+    "prefetch": lambda rng, pipe: pipe.prefetch(rng.choice([1, 3, 20])),
+    "threadpool": lambda rng, pipe: pipe.threadpool_map(small, scheduled_tasks=3, max_workers=2),
 }
 
 _THREADED_ROWS = {row.name for row in ROWS if "prefetch" in row.name or "threadpool" in row.name or "ahead" in row.name}
@@ -133,35 +133,35 @@ _ENDLESS = {"cycle_for_ever"}
 for _row in ROWS:
     if _row.name not in _ENDLESS:
         _into = THREADED if _row.name in _THREADED_ROWS else OVER_ONE
-        _into["row " + _row.name] = lambda dice, pipe, row=_row: row.build(lambda: pipe, **row.example)
+        _into["row " + _row.name] = lambda rng, pipe, row=_row: row.build(lambda: pipe, **row.example)
 
 
-def torch_stages() -> dict[str, Callable[[Dice, Pipe], Pipe]]:
+def torch_stages() -> dict[str, Callable[[Draws, Pipe], Pipe]]:
     from torch.utils.data.datapipes import iter as torchs
 
     return {
-        "torch_map": lambda dice, pipe: torchs.Mapper(pipe, small),
-        "torch_filter": lambda dice, pipe: torchs.Filter(pipe, users.is_odd),
-        "torch_batch": lambda dice, pipe: torchs.Batcher(pipe, 2),
-        "torch_concat": lambda dice, pipe: torchs.Concater(pipe, iter_pipes.IterableWrapper(range(3))),
-        "torch_zip": lambda dice, pipe: torchs.Zipper(pipe, iter_pipes.IterableWrapper(range(30))),
+        "torch_map": lambda rng, pipe: torchs.Mapper(pipe, small),
+        "torch_filter": lambda rng, pipe: torchs.Filter(pipe, users.is_odd),
+        "torch_batch": lambda rng, pipe: torchs.Batcher(pipe, 2),
+        "torch_concat": lambda rng, pipe: torchs.Concater(pipe, iter_pipes.IterableWrapper(range(3))),
+        "torch_zip": lambda rng, pipe: torchs.Zipper(pipe, iter_pipes.IterableWrapper(range(30))),
     }
 
 
-def _unequal(dice: Dice, pipes: list[Pipe]) -> list[Pipe]:
+def _unequal(rng: Draws, pipes: list[Pipe]) -> list[Pipe]:
     changed = []
     for pipe in pipes:
-        choice = dice.randrange(5)
+        choice = rng.randrange(5)
         if choice == 0:
-            pipe = pipe.header(dice.randrange(4))
+            pipe = pipe.header(rng.randrange(4))
         elif choice == 1:
             pipe = pipe.map(small).batch(2)
         elif choice == 2:
             pipe = pipe.map(small).shuffle(buffer_size=3)
-        elif choice == 3 and dice.random() < 0.4:
+        elif choice == 3 and rng.random() < 0.4:
             pipe = users.Unstated(pipe.map(small))
-        elif choice == 4 and "torch" in sys.modules and dice.random() < 0.3:
-            pipe = torch_stages()["torch_map"](dice, pipe)
+        elif choice == 4 and "torch" in sys.modules and rng.random() < 0.3:
+            pipe = torch_stages()["torch_map"](rng, pipe)
         changed.append(pipe)
     return changed
 
@@ -171,7 +171,7 @@ def _by_map(children: list[Pipe]) -> Pipe:
     return iter_pipes.Concater(left.to_map_datapipe().to_iter_datapipe(indices=[0]).header(1), right)
 
 
-def _sharded(dice: Dice, pipe: Pipe) -> Pipe:
+def _sharded(rng: Draws, pipe: Pipe) -> Pipe:
     pipe = pipe.sharding_filter()
-    pipe.apply_sharding(2, dice.randrange(2))
+    pipe.apply_sharding(2, rng.randrange(2))
     return pipe

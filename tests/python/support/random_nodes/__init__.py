@@ -5,5 +5,5 @@ states, and read three more epochs. All runs of a graph must yield the same item
 creates graphs from seeds, `running` runs a graph in a process, and `judging` compares the runs. Half of the graphs
 contain only nodes that torchdata 0.11 has, too, so that the two packages can be compared.
 
-    python -m drivers nodes --runs 1000 --beside PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
+    python -m drivers nodes --runs 1000 --upstream PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
 """

@@ -50,7 +50,7 @@ class Graph:
         return next((one for one in reversed(CATEGORIES) if one in self.kinds), CATEGORIES[0])
 
     @property
-    def tells_reading_ahead(self) -> bool:
+    def shows_reading_ahead(self) -> bool:
         return (self.counts and bool(self.kinds & {"several sources", "cycled"})) or {
             "weighted",
             "cycled",

@@ -35,7 +35,7 @@ class NodesJudge(Judge):
 
     def _judge(self, program: Program, described: dict[str, Any], folder: Path) -> None:
         whole = self._run(program, "whole", threads=True)
-        if not described["tells_reading_ahead"]:
+        if not described["shows_reading_ahead"]:
             plain = self._run(program, "whole", threads=False)
             if different := self._different(program, whole, plain, 0):
                 raise Wrong(f"unlike the same without threads: {different}")

@@ -38,7 +38,7 @@ def described(seed: int, processes: bool) -> dict[str, Any]:
     program = program_of(seed, processes)
     graph = program.graph()
     graph.build()
-    return {"category": graph.category, "words": program.words(graph), "tells_reading_ahead": graph.tells_reading_ahead}
+    return {"category": graph.category, "words": program.words(graph), "shows_reading_ahead": graph.shows_reading_ahead}
 
 
 def saving(seed: int, processes: bool, target: str) -> list[list[Any]]:

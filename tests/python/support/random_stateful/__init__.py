@@ -5,5 +5,5 @@ and runs three more epochs. The resumed program must yield the same batches as t
 creates programs from seeds, `running` runs a program in a process, and `judging` compares the runs. The modules of
 this package need only torch, NumPy and any version of torchdata, so that two versions can be compared.
 
-    python -m drivers stateful --runs 1000 --beside PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
+    python -m drivers stateful --runs 1000 --upstream PATH_OF_A_PYTHON_WITH_TORCHDATA_0.11
 """

@@ -1,6 +1,6 @@
 """Makes the workers of random programs exit or hang.
 
-    python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
+    python -m drivers stateful-exits --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
 Each program runs three times: undisturbed, with exits of workers, and with exits of workers and a resume."""
 
@@ -22,20 +22,20 @@ from random_stateful.programs import program_of
 MOST = 2
 
 
-BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
+SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
 #: A worker that takes this number of seconds is killed, even if it is only slow, which must not change the results.
 HANGS_AFTER = 0.8
 
 
 class Exits:
     def __init__(self, seed: int) -> None:
-        self._dice = random.Random(seed)
-        self._in_all = self._dice.random() < 0.5
-        self._each = self._dice.choice([0.05, 0.2, 0.5])
+        self._rng = random.Random(seed)
+        self._in_all = self._rng.random() < 0.5
+        self._each = self._rng.choice([0.05, 0.2, 0.5])
         self._tally: dict[Any, int] = {}
-        self.way = self._dice.choice([None, None, *WAYS])
+        self.way = self._rng.choice([None, None, *WAYS])
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self.at, self.times = self._dice.randrange(30), self._dice.choice([1, 1, MOST])
+        self.at, self.times = self._rng.randrange(30), self._rng.choice([1, 1, MOST])
         self._stopped = False
         self.count = 0
 
@@ -45,10 +45,10 @@ class Exits:
             return  # A further exit could be the third exit at the same batch.
         for worker in range(loader.num_workers):
             key, most = (worker, MOST) if self._in_all else ((worker, epoch), 1)
-            if self._tally.get(key, 0) >= most or self._dice.random() >= self._each:
+            if self._tally.get(key, 0) >= most or self._rng.random() >= self._each:
                 continue
             self._tally[key] = self._tally.get(key, 0) + 1
-            later = self._dice.choice([None, 0.0, 0.0003, 0.001, 0.003, 0.01])
+            later = self._rng.choice([None, 0.0, 0.0003, 0.001, 0.003, 0.01])
             pool = iterator._pool
             if later is None:
                 self._kill(pool, worker)
@@ -60,7 +60,7 @@ class Exits:
         with contextlib.suppress(ProcessLookupError, IndexError, TypeError, ValueError):
             process = pool.members.processes[worker]
             if not process.ended and not self._stopped:
-                os.kill(process.pid, self._dice.choice(BLOWS))
+                os.kill(process.pid, self._rng.choice(SIGNALS))
                 self.count += 1
 
     def hanging(self) -> tuple[int, Hanging] | None:
@@ -100,7 +100,7 @@ def check(judge: Any, seed: int, method: str) -> None:
     found = judge.phase(program, "whole", method=method)
     killed = judge.phase(program, "whole", exits=seed, method=method)
     if different := difference(killed["epochs"], found["epochs"], program.in_order):
-        raise Wrong(f"with deaths: {different}")
+        raise Wrong(f"with exits: {different}")
     verdict = judge.judge(seed, found, exits=seed + 1, method=method)
     if verdict.shown:
-        raise Wrong(f"with deaths: {verdict.shown}")
+        raise Wrong(f"with exits: {verdict.shown}")

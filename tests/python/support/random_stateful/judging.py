@@ -65,8 +65,8 @@ class StatefulJudge(Judge):
         if program.later_workers_matter(next_epoch):
             expected = self.phase(program, "whole", workers=program.later_workers)["epochs"][next_epoch:]
         if not over:
-            given = before[program.stop_epoch][:taken] if taken else []
-            expected = [without(expected[0], given, program.in_order), *expected[1:]]
+            received = before[program.stop_epoch][:taken] if taken else []
+            expected = [without(expected[0], received, program.in_order), *expected[1:]]
         if program.is_shared_again:
             rest, expected = rest[:1], expected[:1]
         if program.later_batch is not None:

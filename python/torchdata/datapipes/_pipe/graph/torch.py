@@ -141,12 +141,12 @@ def _derive(ours: Any, dataset: Any) -> None:
             )
 
 
-def meet_torch(*bases: Any) -> None:
+def pair_bases_with_torch(*bases: Any) -> None:
     def meet(module: Any) -> None:
         for ours in bases:
             ours.counterpart.meet(ours, module)
         if hasattr(module, "functional_datapipe"):
-            _let_decorate(module.functional_datapipe, bases)
+            _allow_decorating(module.functional_datapipe, bases)
 
     _when_imported(meet)
 
@@ -165,7 +165,7 @@ def _call_all(module: Any) -> None:
         _waiting.pop(0)(module)
 
 
-def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
+def _allow_decorating(decorator: Any, bases: tuple[Any, ...]) -> None:
     of_torch = decorator.__call__
 
     @functools.wraps(of_torch)

@@ -36,13 +36,13 @@ Role = Literal["pipe", "container"]
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
 
-def know_bases(*bases: type) -> None:
+def set_bases(*bases: type) -> None:
     global _pipes
     _pipes = bases
     _forget_roles()
 
 
-def know_virtual() -> None:
+def note_virtual() -> None:
     global _has_virtual
     _has_virtual = True
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torchdata.datapipes._pipe.state.layout import PipeEntry
 
 #: A paused thread checks at this interval, in seconds, whether the consumer is waiting for an item.
-_LOOK = 0.02
+_POLL_INTERVAL = 0.02
 
 #: Threads of new iterations wait for this latch before they read. The latch is set except within `beginning_unread`.
 _may_begin = Latch()
@@ -40,7 +40,7 @@ def beginning_unread() -> Iterator[None]:
 
 def await_beginning(queue: ReadAheadQueue) -> None:
     flag = _may_begin
-    while not flag.wait(_LOOK) and not queue.is_awaited and not queue.closed:
+    while not flag.wait(_POLL_INTERVAL) and not queue.is_awaited and not queue.closed:
         pass
 
 
@@ -93,7 +93,9 @@ class Halt:
         """
         if self._taken >= self._items:
             self._reached.set()
-            while not self._may_continue.wait(_LOOK) and self._queue is not None and not self._queue.is_awaited:
+            while (
+                not self._may_continue.wait(_POLL_INTERVAL) and self._queue is not None and not self._queue.is_awaited
+            ):
                 pass
             self._may_continue.set()
 

@@ -32,7 +32,7 @@ _tick = count(1).__next__
 COUNTERS = frozenset({NoneType, bool, int, float, str, bytes, random.Random})
 
 
-def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
+def _beginning_of(graph: Graph, loaded: PipeEntry | None) -> Beginning:
     pipe = graph.end
     own = None if loaded is None else with_pending(pipe, record_of(pipe), loaded)
     generators = save_generators()
@@ -255,7 +255,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
     """Returns the loaded `PipeEntry`, with settings that were changed after loading, such as seeds."""
     if loaded.left is not None:
-        loaded = loaded._replace(given=(record.given,))
+        loaded = loaded._replace(loaded_seed=(record.loaded_seed,))
     loaded = with_seeds(loaded, record)
     if record.seed is not None:
         return loaded
@@ -300,10 +300,10 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     finished = loaded is not None and bool(loaded.finished)
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
-    if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
+    if record.has_loaded and not resumed and hooks_of(datapipe)._begins_sources:
         # This iteration starts from the beginning, so the states that were loaded into the sources are dropped.
         forget_below(datapipe)
-        record.fed = False
+        record.has_loaded = False
     return number, resumed, dropped or 0, finished and dropped is not None
 
 
@@ -326,21 +326,21 @@ def pending_seed(datapipe: Any) -> Any:
     return record_of(datapipe).seed
 
 
-def give_later_seeds(datapipe: Any) -> None:
+def set_later_seeds(datapipe: Any) -> None:
     """After a replay, sets the seed of each pipe's next iteration to the seed in the loaded state."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:
             later, record.later = record.later, None
-            _give_seed(pipe, later)
+            _set_seed(pipe, later)
 
 
-def _give_seed(pipe: Any, seed: Any) -> None:
+def _set_seed(pipe: Any, seed: Any) -> None:
     (pipe.override_seed if hasattr(type(pipe), "override_seed") else pipe.set_seed)(seed)
 
 
 def _note_beginning(graph: Graph, record: PassRecord, loaded: PipeEntry | None) -> None:
-    beginning = _how_it_begins(graph, loaded)
+    beginning = _beginning_of(graph, loaded)
     if record.beginning is not None:
         _note_growth(record, beginning)
     record.beginning = beginning
@@ -459,11 +459,11 @@ def _forget(pipe: Any) -> None:
     if record.loaded is not None and record.loaded.left is not None:
         # `loaded` would begin a replay, so its member `left`, the `PipeEntry` for a new iteration, is loaded instead.
         seed = pending_seed(pipe)
-        was_given = seed is not None and seed != record.given
+        was_set = seed is not None and seed != record.loaded_seed
         load_entry(pipe, record.loaded.left)
         _forget(pipe)
-        if was_given:
-            _give_seed(pipe, seed)
+        if was_set:
+            _set_seed(pipe, seed)
         return
     token_of(pipe).disarm()
     if record.loaded is not None and is_iter_pipe(pipe):
@@ -481,7 +481,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
         pipe._fast_forward_iterator = None
         return
     record, token = record_of(pipe), token_of(pipe)
-    record.watches, record.fed, record.ended = None, True, False
+    record.watches, record.has_loaded, record.ended = None, True, False
     record.beginning, record.grown, record.seed, record.later = None, [], None, entry.later
     record.base, record.follows_end = None, False
     state = None if entry.state is None else from_plain(entry.state, name_of(pipe))
@@ -504,7 +504,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
         pipe.set_seed(entry.seed)
     record.seeded = record.seeded if entry.follows is None else entry.follows
     record.skipped = dict(entry.skipped or {})
-    record.loaded, record.given = entry, pending_seed(pipe) if entry.given is None else entry.given[0]
+    record.loaded, record.loaded_seed = entry, pending_seed(pipe) if entry.loaded_seed is None else entry.loaded_seed[0]
 
 
 def _take_state(pipe: Any, take: Callable[[Any], object], state: Any, *, is_whole: bool = False) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torchdata._plain_pickles import refuse_pickled
 from torchdata.datapipes._pipe.state.declared import MOST_ITEMS
 
-STATE_VERSION = 3
+STATE_VERSION = 4
 
 _PARTS = 1 << 20
 
@@ -49,7 +49,7 @@ class PipeEntry(NamedTuple):
             replay, the generators get back the states that they had before the replay.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
         left: the `PipeEntry` that is used instead of this entry if the next iteration starts from the beginning.
-        given: a tuple with the seed that the pipe had when the state was loaded, to detect a seed that is set later.
+        loaded_seed: a tuple with the seed that the pipe had when the state was loaded. A later seed differs.
     """
 
     type: str
@@ -66,7 +66,7 @@ class PipeEntry(NamedTuple):
     generators: dict[str, Any] | None = None
     ahead: Sequence[Any] | None = None
     left: PipeEntry | None = None
-    given: tuple[Any] | None = None
+    loaded_seed: tuple[Any] | None = None
 
 
 _OPTIONAL = PipeEntry._fields[3:-2]
@@ -87,8 +87,8 @@ def dump_entry(entry: PipeEntry) -> dict[str, Any]:
     plain |= {name: value for name, value in zip(_RARE, rare, strict=False) if value is not None}
     if entry.left is not None:
         plain["left"] = dump_entry(entry.left)
-    if entry.given is not None:
-        plain["given"] = entry.given[0]
+    if entry.loaded_seed is not None:
+        plain["loaded_seed"] = entry.loaded_seed[0]
     return plain
 
 
@@ -144,7 +144,7 @@ def _parse_entry(entry: Any, where: str, allow_pickle: bool, *, is_left: bool = 
         restores,
         entry["yielded"] if restores else 0,
         left=_parse_entry(left, may, allow_pickle, is_left=True) if "left" in entry else None,
-        given=(entry["given"],) if "given" in entry else None,
+        loaded_seed=(entry["loaded_seed"],) if "loaded_seed" in entry else None,
         **{name: entry[name] for name in _OPTIONAL if name in entry},
     )
 

@@ -67,13 +67,13 @@ class PassRecord:
     #: For a pipe without `reset`: whether the running iteration follows a complete iteration.
     follows_end: bool = False
     #: Whether a state was loaded since the last iteration that started from the beginning.
-    fed: bool = False
+    has_loaded: bool = False
     seed: Any = None
     #: Whether a loader sets the pipe's seed in each epoch. Further iterations of the pipe in the same epoch derive
     #: their seeds from the seed that the loader has set.
     seeded: bool = False
     #: The seed that the pipe had for its next iteration when the state was loaded, to detect a seed that is set later.
-    given: Any = None
+    loaded_seed: Any = None
     #: The pipe's seed for its next iteration, which the pipe receives only after a replay.
     later: Any = None
     #: Whether a resumed run must replay this pipe or one of its sources; None if unknown.

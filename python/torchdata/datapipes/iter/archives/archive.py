@@ -19,7 +19,7 @@ from typing import Any
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
-from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.declared_length import DeclaredLength
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, position_of, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
@@ -278,7 +278,7 @@ class EntryRecipe:
         return f"entry {self.key} of {shown(self.archive.path)}"
 
 
-class LimitedFiles(GivenLength):
+class LimitedFiles(DeclaredLength):
     """The base class of pipes with the arguments `length` and `max_ratio`. `LimitedFiles` must precede IterDataPipe in
     the list of base classes."""
 

@@ -81,13 +81,13 @@ class _RarArchive(IndexedArchive):
 
         def open_member() -> Any:
             if not stored:
-                _mend_bsdtar(rarfile)
+                _patch_bsdtar(rarfile)
             return rar.open(info)
 
         return io.BufferedReader(LibraryMember(self, index, info.filename, _WhenRead(open_member), stored))
 
 
-def _mend_bsdtar(rarfile: Any) -> None:
+def _patch_bsdtar(rarfile: Any) -> None:
     """Makes `rarfile` call `bsdtar` without `--` after `-f`, because `bsdtar` would read `--` as the archive's path.
 
     Releases of `rarfile` up to at least 4.5 pass `--`. Leaving out `--` is safe, because the path of `rarfile`'s

@@ -169,12 +169,12 @@ class DistributingMain(Main):
             # If the iteration fails or is abandoned, a state may still need the buffered items, so only their files are
             # closed.
             if self._buffers[instance] is own:
-                self._park()
+                self._detach_buffered()
             raise
         finally:
             done.add(instance)
 
-    def _park(self) -> None:
+    def _detach_buffered(self) -> None:
         for buffer in self._buffers:
             items = list(map(with_detached_streams, buffer))
             buffer.clear()

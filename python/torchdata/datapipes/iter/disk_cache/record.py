@@ -35,7 +35,7 @@ class Record:
         self.members: list[str] = []
         self.locks: dict[str, Lock] = {}
 
-    def aim(self) -> frozenset[str]:
+    def set_targets(self) -> frozenset[str]:
         self.targets = frozenset(map(os.path.abspath, self.paths))
         return self.targets
 
@@ -64,7 +64,7 @@ class Record:
     def restored(cls, dumped: tuple[Any, ...]) -> Record:
         item, paths, kind, written, ready, members = dumped
         record = cls(item, paths, kind)
-        record.aim()
+        record.set_targets()
         record.written = frozenset(map(os.path.abspath, written))
         record.ready, record.members = deque(ready), list(members)
         return record

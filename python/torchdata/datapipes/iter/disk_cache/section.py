@@ -111,15 +111,15 @@ class Section:
             return False
         record = Record(item, self._paths_of(item))
         if not self._take_found(record, is_head=not self._queue):
-            self._settle(record)
+            self._lock_files(record)
         self._queue.append(record)
         return True
 
-    def _settle(self, record: Record) -> str | None:
+    def _lock_files(self, record: Record) -> str | None:
         """Tries to lock the files of a pending item. Returns the path of a file that another process is creating; None
         if no other process is creating one."""
         with on_failure(record.release):
-            for path in sorted(record.aim()):
+            for path in sorted(record.set_targets()):
                 lock = locks.acquire(path, self._thread)
                 if lock is None:
                     record.release()
@@ -180,7 +180,7 @@ class Section:
                 return None
             elif head not in self._created_elsewhere and self._take_found(head):
                 pass
-            elif (path := self._settle(head)) is None:
+            elif (path := self._lock_files(head)) is None:
                 waiting_since = None
             elif self.in_flight or self._may_read:
                 return None

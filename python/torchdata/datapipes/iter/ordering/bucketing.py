@@ -206,7 +206,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     def _batches(self, source: Iterator[Any]) -> Iterator[DataChunk[Any]]:
         heap, size, length_of_item = self._heap, self.buffer_size, self.len_fn
         shortest, longest = self.min_len, self.max_len
-        with on_failure(lambda: self._park(heap)):
+        with on_failure(lambda: self._detach_buffered(heap)):
             for item in source:
                 length = length_of_item(item)
                 if not shortest <= length <= longest:
@@ -222,7 +222,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
                 rest, self._batch = self._batch, []
                 yield DataChunk(rest)
 
-    def _park(self, heap: list[_Measured]) -> None:
+    def _detach_buffered(self, heap: list[_Measured]) -> None:
         """Unless a newer iteration has begun, replaces the files in buffered items by placeholders that can reopen the
         files."""
         if self._heap is heap:

@@ -94,7 +94,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     def _in_turn(self, source: Iterator[Any], function: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
         buffer = self._buffer
-        with on_failure(partial(self._park, buffer)):
+        with on_failure(partial(self._detach_buffered, buffer)):
             for parts in buffer:
                 yield parts.left
             for item in source:
@@ -106,7 +106,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         buffer, waiting, size, below = self._buffer, self._waiting, self.buffer_size, self._below
         if self._next is None:
             self._next = below(size)
-        with on_failure(partial(self._park, buffer)):
+        with on_failure(partial(self._detach_buffered, buffer)):
             for item in chain(waiting.copy(), source):
                 waiting[:] = (item,)
                 while len(buffer) == size:
@@ -136,7 +136,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         else:
             self._buffer.clear()
 
-    def _park(self, buffer: list[Parts]) -> None:
+    def _detach_buffered(self, buffer: list[Parts]) -> None:
         """Closes the files and generators of buffered results, unless a newer iteration has begun."""
         if self._buffer is buffer:
             for parts in buffer:

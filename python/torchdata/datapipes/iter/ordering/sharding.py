@@ -89,9 +89,9 @@ class ShardingFilter(IterDataPipe[T_co]):
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
     #: The number of items that a resumed run must recompute, from the source's saved position to this filter's
-    #: position. `_behind` is 0 unless one process reads the source for several shards (see `common_parts`).
+    #: position. `_outstanding` is 0 unless one process reads the source for several shards (see `common_parts`).
     #: `_generators` contains the states of the global random generators at the source's saved position.
-    _behind: int = state(0)
+    _outstanding: int = state(0)
     _generators: Any = state()
 
     #: The iterator over this shard's items, if one process reads the source for several shards (see `common_parts`).
@@ -179,7 +179,7 @@ class ShardingFilter(IterDataPipe[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         if self._share is not None:
             self._running, self._yielded_before = self._shard(), token_of(self).yielded
-            return self._share.begin(self._taken - self._behind, self._generators)  # type: ignore[no-any-return]
+            return self._share.begin(self._taken - self._outstanding, self._generators)  # type: ignore[no-any-return]
         takes_a_part = not self._shard().is_whole and type(self) is ShardingFilter
         if takes_a_part and can_wait(self.source_datapipe):
             indices, load = self._iter_unloaded()
@@ -220,9 +220,9 @@ class ShardingFilter(IterDataPipe[T_co]):
         `unloaded`), and does not report its end."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
-        if self._behind:  # the state was saved while one process read the source for several shards
-            deque(islice(source, self._behind), maxlen=0)
-            self._behind, self._generators = 0, None
+        if self._outstanding:  # the state was saved while one process read the source for several shards
+            deque(islice(source, self._outstanding), maxlen=0)
+            self._outstanding, self._generators = 0, None
         witness = witnessing.current
         is_compared = self.source_splits_itself or self._divides_among_workers()
         if witness is None or not is_compared or not isinstance(self.source_datapipe, IterDataPipe):
@@ -238,11 +238,11 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         # `taken` is the position in the source after the last yielded item.
-        taken, behind, generators = self._position(), self._behind, self._generators
+        taken, outstanding, generators = self._position(), self._outstanding, self._generators
         saved = None if self._share is None else self._share.saved()
         if saved is not None:
-            behind, generators = taken - saved.position, saved.generators
-        rest = {"behind": behind, "generators": generators}
+            outstanding, generators = taken - saved.position, saved.generators
+        rest = {"outstanding": outstanding, "generators": generators}
         return {"taken": taken} | {name: value for name, value in rest.items() if value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

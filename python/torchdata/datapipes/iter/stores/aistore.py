@@ -14,7 +14,7 @@ from typing import Any
 from torchdata._optional import optional_import, require
 from torchdata._redacting import redacted, shown
 from torchdata.datapipes._pipe.checks import check_int, check_name, explaining
-from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.declared_length import DeclaredLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.stores.listing import ListsRoots
 from torchdata.datapipes.iter.stores.remote_file import LoadsObjects, ObjectRecipe, RemoteFile
@@ -110,7 +110,7 @@ class _OfCluster:
 
 
 @functional_datapipe("list_files_by_ais")
-class AISFileLister(_OfCluster, GivenLength, ListsRoots):
+class AISFileLister(_OfCluster, DeclaredLength, ListsRoots):
     """Lists objects in an AIStore cluster: yields the URLs that begin with given prefixes.
 
     The objects of a prefix are sorted by name. If the cluster serves objects of another provider, their URLs name this

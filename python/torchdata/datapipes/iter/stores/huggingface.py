@@ -11,7 +11,7 @@ from typing import Any
 
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
-from torchdata._stateful import give
+from torchdata._stateful import load_into
 from torchdata.datapipes._pipe.checks import explaining, wrong_type
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
@@ -62,8 +62,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
     def __iter__(self) -> Iterator[dict[str, Any]]:
         data, loaded = self._load(), self._loaded
         if _is_streamed(data):
-            if loaded is not None and loaded["place"] is not None:
-                give(data, loaded["place"])
+            if loaded is not None and loaded["position"] is not None:
+                load_into(data, loaded["position"])
             # Reading batches of one row avoids the dataset's `__iter__`, which yields only a part of the rows in a
             # torch worker.
             rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))
@@ -94,9 +94,9 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
     def state_dict(self) -> dict[str, Any]:
         if self._data is None:
-            return self._loaded or {"rows": 0, "place": None}
+            return self._loaded or {"rows": 0, "position": None}
         position = self._data.state_dict() if _is_streamed(self._data) else None
-        return {"rows": token_of(self).yielded, "place": position}
+        return {"rows": token_of(self).yielded, "position": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._load_declared({"loaded": state_dict})

@@ -13,7 +13,7 @@ from typing import Any
 from torchdata._optional import require
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int, check_name, check_optional_int
-from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.declared_length import DeclaredLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.stores.listing import ListsRoots, check_options
 from torchdata.datapipes.iter.stores.remote_file import LoadsObjects
@@ -49,7 +49,7 @@ def _settings(
 
 
 @functional_datapipe("list_files_by_s3")
-class S3FileLister(GivenLength, ListsRoots):
+class S3FileLister(DeclaredLength, ListsRoots):
     """Yields URLs in S3, Google Cloud Storage (`gs://`) or Azure (`az://`) that begin with a prefix.
 
     The objects of a prefix are sorted by key, and listed in pages of 1,000. Keys that end in a slash represent folders
@@ -220,8 +220,8 @@ class S3FileLoader(LoadsObjects):
         max_retries: int = DEFAULT_RETRIES,
     ) -> None:
         super().__init__(source_datapipe)
-        given = check_optional_int(type(self).__name__, "buffer_size", buffer_size, least=1)
-        self.buffer_size = DEFAULT_BUFFER_SIZE if given is None else given
+        size = check_optional_int(type(self).__name__, "buffer_size", buffer_size, least=1)
+        self.buffer_size = DEFAULT_BUFFER_SIZE if size is None else size
         self.multi_part_download = multi_part_download is None or bool(multi_part_download)
         self._settings = _settings(self, request_timeout_ms, region, endpoint_url, config, max_retries)
 

@@ -86,9 +86,9 @@ class S3Settings:
         return DEFAULT_TIMEOUT_MS if self.request_timeout_ms == -1 else self.request_timeout_ms
 
     def endpoint(self, url: str) -> str:
-        given = [value for key, value in self.config.items() if key.lower() in _ENDPOINT_KEYS]
+        endpoints = [value for key, value in self.config.items() if key.lower() in _ENDPOINT_KEYS]
         variables = _ENDPOINT_VARIABLES if url.startswith("s3:") else ()
-        return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, variables)]), "")
+        return next(filter(None, [self.endpoint_url, *endpoints, *map(os.environ.get, variables)]), "")
 
     def connect(self, bucket: str, url: str) -> tuple[Any, Any]:
         return _process.connect(self, bucket, url)
@@ -125,9 +125,9 @@ class S3Settings:
         return make(name, config=config, client_options=client, retry_config=retries, credential_provider=provider)
 
 
-def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+def _profile(options: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     """Returns the region (as a dict) and the credential provider from the user's AWS profile. Leaves out the values
-    that are already in the pipe's options (`given`) or in the environment.
+    that are already in the pipe's options (`options`) or in the environment.
 
     boto3 reads the profile's files, and is imported only if the files exist.
     """
@@ -135,7 +135,7 @@ def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
         os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
         os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
     ]
-    keys = {key.lower().removeprefix("aws_") for key in given}
+    keys = {key.lower().removeprefix("aws_") for key in options}
     needs_keys = not any(map(os.environ.get, _OTHER_CREDENTIALS)) and not {"access_key_id", "skip_signature"} & keys
     needs_region = "region" not in keys and not os.environ.get("AWS_REGION")
     if not (needs_keys or needs_region) or not any(os.path.isfile(os.path.expanduser(name)) for name in files):
@@ -189,8 +189,8 @@ _process = _Process(inherited=False)
 _kept: list[Any] = []
 
 
-def keep_inherited(thing: Any) -> None:
-    _kept.append(thing)
+def keep_inherited(value: Any) -> None:
+    _kept.append(value)
 
 
 def _begin_in_child() -> None:

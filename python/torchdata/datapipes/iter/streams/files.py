@@ -11,7 +11,7 @@ from typing import Any
 from torchdata._redacting import shown
 from torchdata._reporting import name_item, warn_outside
 from torchdata.datapipes._pipe.checks import check_optional_int, explaining
-from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.declared_length import DeclaredLength
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
@@ -40,7 +40,7 @@ def matches(name: str, masks: str | list[str]) -> bool:
 
 
 @functional_datapipe("list_files")
-class FileLister(GivenLength, IterDataPipe[str]):
+class FileLister(DeclaredLength, IterDataPipe[str]):
     """Yields the paths of the files in one or several directories.
 
     A directory's own files are sorted by name and precede the files of its subdirectories. Links to directories are not
@@ -178,7 +178,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
 
 
 @functional_datapipe("open_files")
-class FileOpener(GivenLength, ItemByItem[tuple[str, StreamWrapper]]):
+class FileOpener(DeclaredLength, ItemByItem[tuple[str, StreamWrapper]]):
     """Opens files: yields pairs of path and stream.
 
     A stream closes its file when the stream is closed or deleted.

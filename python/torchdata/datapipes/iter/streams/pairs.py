@@ -134,8 +134,8 @@ class HoldsStream(IterDataPipe[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         pair, point = self._bookmark_of(self._held) if self._reading else (self._held, self._point)
-        return {"pair": pair, "place": point}
+        return {"pair": pair, "point": point}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._load_declared({})
-        self._held, self._point = state_dict["pair"], state_dict["place"]
+        self._held, self._point = state_dict["pair"], state_dict["point"]

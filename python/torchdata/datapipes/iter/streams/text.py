@@ -354,6 +354,6 @@ class CSVDictParser(_CSV):
         placeholder, point = super()._bookmark(path, stream)
         reader = self._reader
         # `reader.fieldnames` is used only if a row was read, because accessing this attribute may read the first row.
-        given = self.fmtparams if self._point is None else self._point
-        known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
+        parameters = self.fmtparams if self._point is None else self._point
+        known = reader.fieldnames if reader is not None and reader.line_num else parameters.get("fieldnames")
         return placeholder, {**point, "fieldnames": known}

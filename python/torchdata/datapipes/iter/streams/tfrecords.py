@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from torchdata import _native
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int
-from torchdata.datapipes._pipe.given_length import GivenLength
+from torchdata.datapipes._pipe.declared_length import DeclaredLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, position_of, source_pipe
@@ -39,7 +39,7 @@ _NUMBERS = "biufc"
 
 
 @functional_datapipe("load_from_tfrecord")
-class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
+class TFRecordLoader(DeclaredLength, HoldsStream[dict[str, Any]]):
     """Reads TFRecord files of `tf.train.Example` and `tf.train.SequenceExample`: yields a dict per record.
 
     A feature of floats becomes an array of float32, a feature of integers an array of int64, and a feature of bytes a

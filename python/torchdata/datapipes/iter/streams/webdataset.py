@@ -58,8 +58,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
-    #: A list that contains the incomplete sample. Each iteration has its own list, so that `_park` can detect that a
-    #: newer iteration has begun.
+    #: A list that contains the incomplete sample. Each iteration has its own list, so that `_detach_buffered` can
+    #: detect that a newer iteration has begun.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
     #: Two dicts from a sample's key to its fields: for the recent and for the older samples of this iteration.
@@ -75,7 +75,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         # No variable of this generator may refer to a yielded sample, because the variable would keep the sample in
         # memory.
-        with on_failure(lambda: self._park(gathering)):
+        with on_failure(lambda: self._detach_buffered(gathering)):
             for item in source:
                 path, data = path_and_stream(item, self)
                 key, field = _key_and_field(path)
@@ -94,7 +94,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             if gathering:
                 yield self._whole(gathering.pop())
 
-    def _park(self, gathering: list[dict[str, Any]]) -> None:
+    def _detach_buffered(self, gathering: list[dict[str, Any]]) -> None:
         """Unless a newer iteration has begun, replaces the streams of the incomplete sample by placeholders that reopen
         them."""
         if self._gathering is gathering:

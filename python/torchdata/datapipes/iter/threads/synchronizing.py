@@ -308,14 +308,14 @@ class FullSync(_PrefetchBase[T_co]):
             TypeError, ValueError: `process_group` is invalid; see `FullSync`.
         """
         self._members = members_of(process_group, "FullSync")
-        given: Any = None if self._members is not None else process_group
-        if given is not None:
-            check_group(given, "FullSync", broadcasts=False)
-        self._given_group: RankGroup | None = given
+        passed_group: Any = None if self._members is not None else process_group
+        if passed_group is not None:
+            check_group(passed_group, "FullSync", broadcasts=False)
+        self._passed_group: RankGroup | None = passed_group
 
     def _open_group(self) -> RankGroup:
-        if self._given_group is not None:
-            return self._given_group
+        if self._passed_group is not None:
+            return self._passed_group
         if self._group is None or self._group.broken:
             from torchdata._ranks.torch_group import TorchGroup
 
@@ -443,7 +443,7 @@ class FullSync(_PrefetchBase[T_co]):
     def shutdown(self) -> None:
         """Ends the thread and closes the pipe's own group of ranks. Further calls do nothing."""
         self.leave(for_good=True)
-        data, used = self._data, self._given_group or self._group
+        data, used = self._data, self._passed_group or self._group
         try:
             self._part(_SHUTDOWN_WAIT)
         except TimeoutError:  # the other ranks have not reached this step; the shutdown does not wait for them
@@ -458,7 +458,7 @@ class FullSync(_PrefetchBase[T_co]):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
         """Returns a copy that refers to the same group of ranks if the user has provided the group."""
-        group = self._given_group
+        group = self._passed_group
         if group is not None and not isinstance(group, UncopyableGroup):
             memo[id(group)] = group
         duplicate = type(self).__new__(type(self))

@@ -22,11 +22,11 @@ class Page(HTMLParser):
             self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag == "form" and given.get("id") == "download-form":
-            self._inside, self.action = True, given.get("action")
-        elif tag == "input" and self._inside and (name := given.get("name")):
-            self.inputs[name] = given.get("value") or ""
+        attributes = dict(attrs)
+        if tag == "form" and attributes.get("id") == "download-form":
+            self._inside, self.action = True, attributes.get("action")
+        elif tag == "input" and self._inside and (name := attributes.get("name")):
+            self.inputs[name] = attributes.get("value") or ""
 
     def handle_endtag(self, tag: str) -> None:
         if tag == "form":

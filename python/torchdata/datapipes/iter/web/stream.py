@@ -166,17 +166,17 @@ class _Body(io.RawIOBase):
         return self.position
 
     def readinto(self, buffer: Any) -> int:
-        data = self.some(len(buffer))
+        data = self.read_some(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
     def readall(self) -> bytes:
         pieces = []
-        while data := self.some(_PIECE, whole=True):
+        while data := self.read_some(_PIECE, whole=True):
             pieces.append(data)
         return b"".join(pieces)
 
-    def some(self, most: int, whole: bool = False) -> bytes:
+    def read_some(self, most: int, whole: bool = False) -> bytes:
         """Returns between one and `most` bytes of the file. If `whole` is True, the result has fewer than `most` bytes
         only at the end of the file. The result is empty only at the end of the file."""
         if self._failure is not None:  # after an error, the position is unknown
@@ -185,7 +185,7 @@ class _Body(io.RawIOBase):
 
         while True:
             try:
-                data = self._some(most, whole and self._retry is None)
+                data = self._read_some(most, whole and self._retry is None)
                 break
             except HTTPError as error:
                 if not self._may_retry(error):
@@ -213,7 +213,7 @@ class _Body(io.RawIOBase):
         self._retry.sleep()
         return True
 
-    def _some(self, most: int, whole: bool) -> bytes:
+    def _read_some(self, most: int, whole: bool) -> bytes:
         if self.response is None:
             if self.position and self.position == self.recipe.version.size:
                 return b""
@@ -263,10 +263,10 @@ class _Body(io.RawIOBase):
 
 def _without_traceback(error: Exception) -> Exception:
     """Returns the error without its traceback, which would keep the stream alive."""
-    twin = type(error).__new__(type(error), *error.args)
-    twin.args = error.args
-    twin.__dict__.update(error.__dict__)
-    return twin
+    copied = type(error).__new__(type(error), *error.args)
+    copied.args = error.args
+    copied.__dict__.update(error.__dict__)
+    return copied
 
 
 class HttpStream(io.BufferedReader):

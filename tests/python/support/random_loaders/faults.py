@@ -11,63 +11,63 @@ from typing import TYPE_CHECKING, Any
 
 from drivers.frame import about_to_exit
 from leftovers import children
-from lives.model import is_known
-from lives.pipelines import Differs, key
+from random_loaders.model import is_known
+from random_loaders.pipelines import Differs, key
 from torchdata.dataloader2 import WorkerExitedError
 
 if TYPE_CHECKING:
-    from lives.run import Run
+    from random_loaders.run import Run
 
 NOTICED = 3.0
 LATE = 15.0
 
 
-class Strike(threading.Thread):
+class FaultThread(threading.Thread):
     def __init__(self, run: Run) -> None:
         super().__init__(name="strikes")
-        self.run_, self.blow = run, run.life.blow
-        assert self.blow is not None
-        self.struck: float | None = None
+        self.run_, self.fault = run, run.plan.fault
+        assert self.fault is not None
+        self.injected_at: float | None = None
         self.pid: int | None = None
-        self.pause = 0.01 + 0.5 * run.dice.random()
-        self._who = run.dice.randrange(100)
+        self.pause = 0.01 + 0.5 * run.rng.random()
+        self._index = run.rng.randrange(100)
 
     def run(self) -> None:
-        blow = self.blow
-        assert blow is not None
-        time.sleep(blow.delay)
-        if blow.victim == "child":
-            deadline = time.monotonic() + 10 * (blow.moment == "start")
+        fault = self.fault
+        assert fault is not None
+        time.sleep(fault.delay)
+        if fault.victim == "child":
+            deadline = time.monotonic() + 10 * (fault.moment == "start")
             while not (there := sorted(children())) and time.monotonic() < deadline:
                 time.sleep(0.001)
             if not there:
                 return
-            self.pid = there[self._who % len(there)]
-        elif blow.victim == "main":
+            self.pid = there[self._index % len(there)]
+        elif fault.victim == "main":
             self.pid = os.getpid()
-        self.struck = time.monotonic()
+        self.injected_at = time.monotonic()
         with contextlib.suppress(ProcessLookupError):
-            if blow.victim == "self":
-                self.run_.life.set_flag(True)
-            elif blow.victim == "terminal":
+            if fault.victim == "self":
+                self.run_.plan.set_flag(True)
+            elif fault.victim == "terminal":
                 os.killpg(os.getpgrp(), signal.SIGINT)
             else:
                 assert self.pid is not None
-                os.kill(self.pid, blow.number)
-                if blow.what == "halt":
+                os.kill(self.pid, fault.number)
+                if fault.what == "halt":
                     time.sleep(self.pause)
                     os.kill(self.pid, signal.SIGCONT)
 
 
-def strike(run: Run) -> None:
-    blow = run.life.blow
-    assert blow is not None
-    run.did.append(f"{blow}")
-    if blow.victim == "main" and blow.what != "SIGINT":
-        about_to_exit(blow.number)
-    thread, is_over, error = Strike(run), False, None
+def inject(run: Run) -> None:
+    fault = run.plan.fault
+    assert fault is not None
+    run.did.append(f"{fault}")
+    if fault.victim == "main" and fault.what != "SIGINT":
+        about_to_exit(fault.number)
+    thread, is_over, error = FaultThread(run), False, None
     asked = [time.monotonic()]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler) if blow.what == "SIGINT" else None
+    before = signal.signal(signal.SIGINT, signal.default_int_handler) if fault.what == "SIGINT" else None
     try:
         try:
             _read_on(run, thread, asked)
@@ -79,15 +79,15 @@ def strike(run: Run) -> None:
         noticed = time.monotonic()
         if thread.ident is not None:
             thread.join()
-        if blow.what == "SIGINT":
+        if fault.what == "SIGINT":
             signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _judge(run, thread, error, noticed - max(thread.struck or 0.0, asked[0]))
-        run.life.set_flag(False)
-        if blow.again and not is_over:
+        _judge(run, thread, error, noticed - max(thread.injected_at or 0.0, asked[0]))
+        run.plan.set_flag(False)
+        if fault.again and not is_over:
             run.did.append("again")
             with contextlib.suppress(TimeoutError, RuntimeError):  # these errors report why the loader cannot be read
                 items = iter(run.loader)
-                if is_known(run.life) and not run.life.lasts:
+                if is_known(run.plan) and not run.plan.lasts:
                     _read_epoch(run, items, len(run.expected) - 1)
                 for _ in items:
                     pass
@@ -100,21 +100,21 @@ def strike(run: Run) -> None:
             signal.signal(signal.SIGINT, before)
 
 
-def _read_on(run: Run, thread: Strike, asked: list[float]) -> None:
-    blow, life = run.life.blow, run.life
-    assert blow is not None
+def _read_on(run: Run, thread: FaultThread, asked: list[float]) -> None:
+    fault, plan = run.plan.fault, run.plan
+    assert fault is not None
     first = run.epoch
     for number in range(first, len(run.expected)):
         run.epoch = number
-        if number > first and number < len(life.epochs) and (seed := life.epochs[number][0]) is not None:
+        if number > first and number < len(plan.epochs) and (seed := plan.epochs[number][0]) is not None:
             run.loader.seed(seed)
         asked[0] = time.monotonic()
-        if number == first and blow.moment == "start":
+        if number == first and fault.moment == "start":
             thread.start()
         iterator = iter(run.loader)
-        if number == first and blow.moment == "read":
+        if number == first and fault.moment == "read":
             thread.start()
-        if number == first and blow.moment == "pause" and run.expected[number].size > 2:
+        if number == first and fault.moment == "pause" and run.expected[number].size > 2:
             iterator.limit(run.expected[number].size // 2)
             head = _read_epoch(run, iterator, number, whole=False)
             thread.start()
@@ -125,7 +125,7 @@ def _read_on(run: Run, thread: Strike, asked: list[float]) -> None:
             _read_epoch(run, iterator, number, asked=asked, head=head)
         else:
             _read_epoch(run, iterator, number, asked=asked)
-        if number == first and blow.moment in ("end", "pause") and thread.ident is None:
+        if number == first and fault.moment in ("end", "pause") and thread.ident is None:
             thread.start()
             time.sleep(0.02)
     if thread.ident is None:
@@ -156,35 +156,35 @@ def _read_epoch(
             if expected.until is not None and most == 0:
                 break
     finally:
-        expected.check([], seen, run.life.free)
+        expected.check([], seen, run.plan.free)
     if whole and len(seen) != expected.size:
         raise Differs(f"epoch {number} ends behind {len(seen)} of {expected.size} items")
     return seen
 
 
-def _judge(run: Run, thread: Strike, error: BaseException | None, latency: float) -> None:
-    blow = run.life.blow
-    assert blow is not None
+def _judge(run: Run, thread: FaultThread, error: BaseException | None, latency: float) -> None:
+    fault = run.plan.fault
+    assert fault is not None
     what = f"{type(error).__name__}: {error}"
     if error is None:
-        if blow.what == "SIGINT":
+        if fault.what == "SIGINT":
             raise Differs("the interrupt was swallowed")
         # The loader may not notice the exit of a process that has already sent its last item.
-        late = run.did[-1] == "read all" or thread.struck is None or run.epoch == len(run.expected) - 1
-        if blow.what != "halt" and not late and blow.victim == "child":
+        late = run.did[-1] == "read all" or thread.injected_at is None or run.epoch == len(run.expected) - 1
+        if fault.what != "halt" and not late and fault.victim == "child":
             raise Differs(f"nobody missed the process {thread.pid}")
-    elif thread.struck is None or blow.what == "halt":
+    elif thread.injected_at is None or fault.what == "halt":
         raise Differs(f"nobody was struck for good, but: {what}") from error
-    elif blow.what == "SIGINT":
+    elif fault.what == "SIGINT":
         if not isinstance(error, KeyboardInterrupt) or latency > NOTICED:
             raise Differs(f"the interrupt came after {latency:.1f} s as {what}") from error
-    elif blow.what == "SIGSTOP":
-        timeout = 1.0 if run.life.method == "fork" else 5.0
+    elif fault.what == "SIGSTOP":
+        timeout = 1.0 if run.plan.method == "fork" else 5.0
         if not isinstance(error, TimeoutError) or latency > timeout + NOTICED:
             raise Differs(f"the process that stands still came after {latency:.1f} s as {what}") from error
     else:
-        name = "process" if blow.victim == "self" else f"(pid {thread.pid})"
+        name = "process" if fault.victim == "self" else f"(pid {thread.pid})"
         if not isinstance(error, WorkerExitedError) or name not in str(error):
             raise Differs(f"the death came as {what}") from error
-        if latency > (LATE if blow.victim == "self" else NOTICED):
+        if latency > (LATE if fault.victim == "self" else NOTICED):
             raise Differs(f"the death was noticed after {latency:.1f} s")

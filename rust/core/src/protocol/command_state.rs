@@ -37,17 +37,17 @@ pub enum Step {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Obedience {
+pub struct CommandState {
     dispatches: bool,
     runs: bool,
 }
 
-impl Obedience {
+impl CommandState {
     pub fn new(dispatches: bool) -> Self {
         Self { dispatches, runs: false }
     }
 
-    pub fn obey(&mut self, command: Command) -> Step {
+    pub fn accept(&mut self, command: Command) -> Step {
         let step = match command {
             Command::Call => Step::Apply,
             _ if self.runs => Step::Leave,

@@ -5,34 +5,34 @@ import random
 from typing import Any
 
 from drivers.frame import Driver, Skipped
-from lives import run
-from lives.pipelines import Differs
-from lives.plans import Life, only_read
 from random_graphs.check import more as graph_options
 from random_graphs.check import with_torch
 from random_graphs.loaders import Loader
+from random_loaders import run
+from random_loaders.pipelines import Differs
+from random_loaders.plans import LoaderPlan, only_read
 from resuming import start
 
 
-class GraphLife(Life):
+class GraphLoaderPlan(LoaderPlan):
     def __init__(self, seed: int, methods: tuple[str, ...] = ("fork",)) -> None:
-        super().__init__(seed, methods, blow=False)
-        dice = random.Random(f"graph life {seed}")
+        super().__init__(seed, methods, fault=False)
+        rng = random.Random(f"graph life {seed}")
         self.graph = graph = Loader(seed)
         self.kind, self.workers, self.options = graph.service, graph.workers, graph.options
         self.cadence, self.keeps = graph.cadence, graph.keeps
         self.threads = graph.graph.flavour == "threads"
         self.moves, self.block, self.auto, self.free, self.touches = False, None, False, False, False
-        self.restarts = self.kind == "workers" and self.method != "remote" and dice.random() < 0.5
+        self.restarts = self.kind == "workers" and self.method != "remote" and rng.random() < 0.5
         self.ranks = self.ranks and self.kind != "none"
         self.loader_seed = seed % 1000
-        self.epochs = [(None, None)] * dice.choice([1, 2])
+        self.epochs = [(None, None)] * rng.choice([1, 2])
         self.armed = [False] * (len(self.epochs) + 1)  # in graphs, no function fails on purpose
         self.lasts, self.shuffles = True, True
         self.draws_in_main = self.kind != "workers" and graph.graph.flavour == "global"
         self._choose_splits()
         if self.splits is not None:  # A common part serves all shards only if few pipes follow the sharding filter.
-            graph.sharing, graph.shares, graph.in_main = "filter", [0.999 - 0.3 * dice.random() ** 2], None
+            graph.sharing, graph.shares, graph.in_main = "filter", [0.999 - 0.3 * rng.random() ** 2], None
         self.main, self.before, self.after = [], [], []
 
     def pipe(self) -> Any:
@@ -47,9 +47,9 @@ class GraphLife(Life):
         return f"seed {self.seed}: {self.graph}, {more}"
 
 
-def check(life: GraphLife) -> int:
+def check(plan: GraphLoaderPlan) -> int:
     try:
-        runs = [only_read(life) for _ in range(2)]
+        runs = [only_read(plan) for _ in range(2)]
     except TimeoutError:
         raise  # a graph that hangs is a fault
     except Exception as error:
@@ -58,18 +58,18 @@ def check(life: GraphLife) -> int:
     if runs[0] != runs[1]:
         raise Skipped("runs differ")
     try:
-        return run.check(life)
+        return run.check(plan)
     except Differs:
         # The timing of threads may cause different items even without interruptions, which is not an error.
-        if any(only_read(life) != runs[0] for _ in range(8)):
+        if any(only_read(plan) != runs[0] for _ in range(8)):
             raise Skipped("runs differ") from None
         raise
 
 
-def plan_of(seed: int, options: argparse.Namespace) -> GraphLife:
-    life = GraphLife(seed, tuple(options.start_methods.split(",")))
-    life.presses &= not options.calm
-    return life
+def plan_of(seed: int, options: argparse.Namespace) -> GraphLoaderPlan:
+    plan = GraphLoaderPlan(seed, tuple(options.start_methods.split(",")))
+    plan.presses &= not options.no_interrupts
+    return plan
 
 
 def more(parser: argparse.ArgumentParser) -> None:

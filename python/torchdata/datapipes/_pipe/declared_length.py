@@ -5,8 +5,8 @@ from __future__ import annotations
 from torchdata.datapipes._pipe.checks import check_int
 
 
-class GivenLength:
-    """Defines the length of a pipe. `GivenLength` must precede IterDataPipe in the list of base classes."""
+class DeclaredLength:
+    """Defines the length of a pipe. `DeclaredLength` must precede IterDataPipe in the list of base classes."""
 
     def _set_length(self, length: int) -> None:
         #: The number of items; -1 if the user has not set it.

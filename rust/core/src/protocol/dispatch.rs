@@ -17,11 +17,11 @@ pub enum Choice {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Dealing {
+pub struct Dispatch {
     pub turn: RoundRobin,
 }
 
-impl Dealing {
+impl Dispatch {
     pub fn new(readers: usize) -> Self {
         Self { turn: RoundRobin::new(readers, false) }
     }

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from lives.pipelines import ENDS, Differs, difference, is_planned, key
+from random_loaders.pipelines import ENDS, Differs, difference, is_planned, key
 
 
 class Epoch(list[Any]):
@@ -22,12 +22,12 @@ class Epoch(list[Any]):
             if got != wanted:
                 raise Differs(difference(got, wanted))
             return
-        came = [repr(item) for item in [*before, *got] if item is not None]
-        if extra := Counter(came) - Counter(map(repr, self)):
+        arrived = [repr(item) for item in [*before, *got] if item is not None]
+        if extra := Counter(arrived) - Counter(map(repr, self)):
             raise Differs(f"{extra.total()} of {len(before)} and {len(got)} items are too many: {list(extra)[:3]}")
         for worker, share in enumerate(self.shares or []):
             indices = {repr(item): position for position, item in enumerate(share)}
-            mine = [indices[item] for item in came if item in indices]
+            mine = [indices[item] for item in arrived if item in indices]
             if mine != sorted(mine):
                 raise Differs(f"the items of worker {worker} came in another order than it sent them: {mine}")
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from lives.epochs import Epoch, read_epoch
-from lives.pipelines import Bad, Differs, Odd, key
-from lives.plans import Life
+from random_loaders.epochs import Epoch, read_epoch
+from random_loaders.pipelines import Bad, Differs, Odd, key
+from random_loaders.plans import LoaderPlan
 from torchdata.datapipes.iter import IterDataPipe
 
 
@@ -18,18 +18,18 @@ class Streamed(IterDataPipe[Any]):
 
 
 class Model:
-    def __init__(self, life: Life) -> None:
-        self.life = life
-        self._shards = life.splits or life.workers
+    def __init__(self, plan: LoaderPlan) -> None:
+        self.plan = plan
+        self._shards = plan.splits or plan.workers
         self._dispatched: list[list[Any]] = [[] for _ in range(self._shards)]
-        self._source = life.source()
-        self._workers = [life.steps(self._share(worker), life.after) for worker in range(self._shards)]
-        self._whole = life.steps(Streamed(self._in_turn), life.main)
+        self._source = plan.source()
+        self._workers = [plan.steps(self._share(worker), plan.after) for worker in range(self._shards)]
+        self._whole = plan.steps(Streamed(self._in_turn), plan.main)
 
     def _share(self, worker: int) -> Any:
-        if self.life.shard == "dispatch":
+        if self.plan.shard == "dispatch":
             return Streamed(lambda: self._yield_dispatched(worker))
-        pipe = self.life.source().sharding_filter()
+        pipe = self.plan.source().sharding_filter()
         pipe.apply_sharding(self._shards, worker)
         return pipe
 
@@ -61,32 +61,32 @@ class Model:
                     live.remove(one)
 
     def epoch(self, number: int) -> Epoch:
-        self.life.arm(number, is_reference=True)
-        if self.life.shard == "dispatch":
+        self.plan.arm(number, is_reference=True)
+        if self.plan.shard == "dispatch":
             self._dispatch()
         epoch = read_epoch(self._whole)
-        if self.life.free:
+        if self.plan.free:
             shares = [list(map(key, worker)) for worker in self._workers]
             every = [repr(item) for share in shares for item in share]
-            epoch.shares = shares if len(set(every)) == len(every) and not self.life.main else None
+            epoch.shares = shares if len(set(every)) == len(every) and not self.plan.main else None
         return epoch
 
 
-def is_known(life: Life) -> bool:
-    steps = {*life.before, *life.after}
-    is_drawn = life.shuffles or not steps.isdisjoint({"shuffle", "drawing"})
-    runs_ahead = life.lasts and ((life.shard == "dispatch" and "cycle" in steps) or life.free)
-    exits = "failing" in steps and life.failure == "exit"
-    return life.kind == "workers" and not (exits or is_drawn or runs_ahead or life.block or life.ranks)
+def is_known(plan: LoaderPlan) -> bool:
+    steps = {*plan.before, *plan.after}
+    is_drawn = plan.shuffles or not steps.isdisjoint({"shuffle", "drawing"})
+    runs_ahead = plan.lasts and ((plan.shard == "dispatch" and "cycle" in steps) or plan.free)
+    exits = "failing" in steps and plan.failure == "exit"
+    return plan.kind == "workers" and not (exits or is_drawn or runs_ahead or plan.block or plan.ranks)
 
 
-def compare(life: Life, found: list[Epoch]) -> None:
-    model = Model(life)
+def compare(plan: LoaderPlan, found: list[Epoch]) -> None:
+    model = Model(plan)
     for number, epoch in enumerate(found):
         expected = model.epoch(number)
         epoch.shares = expected.shares
-        got, wanted = (sorted(map(repr, one)) if life.free else one for one in (epoch, expected))
-        left = epoch.until is not None and len(epoch) == epoch.until and not life.free
+        got, wanted = (sorted(map(repr, one)) if plan.free else one for one in (epoch, expected))
+        left = epoch.until is not None and len(epoch) == epoch.until and not plan.free
         if (got != (wanted[: len(got)] if left else wanted)) or (epoch.fails != expected.fails and not left):
             raise Differs(f"epoch {number} is not what the model gives: {got!s:.300} instead of {wanted!s:.300}")
-    life.set_flag(False)
+    plan.set_flag(False)

@@ -10,13 +10,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from lives.epochs import read_epoch
-from lives.pipelines import ENDS, Differs
 from pressing import alarm, press
 from process_checks import kill_fork_server
+from random_loaders.epochs import read_epoch
+from random_loaders.pipelines import ENDS, Differs
 
 if TYPE_CHECKING:
-    from lives.run import Run
+    from random_loaders.run import Run
 
 Event = Callable[["Run"], None]
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
@@ -40,11 +40,11 @@ def in_main_thread(_run: Run) -> bool:
 
 
 def has_processes(run: Run) -> bool:
-    return run.life.kind == "workers" and run.workers != 0 and run.life.method != "remote"
+    return run.plan.kind == "workers" and run.workers != 0 and run.plan.method != "remote"
 
 
 def some(run: Run) -> int:
-    return run.dice.choice([1, 5, 20])
+    return run.rng.choice([1, 5, 20])
 
 
 @event()
@@ -62,13 +62,13 @@ def iterate(run: Run) -> None:
 
 @event()
 def limit(run: Run) -> None:
-    count = run.dice.choice([1, 3, 10])
+    count = run.rng.choice([1, 3, 10])
     if count >= run.size - run.at:
         return
     run.did.append(f"limit {count}")
     run.iterator.limit(count)
     run.take(run.iterator, count)
-    then = run.dice.random()
+    then = run.rng.random()
     if then < 0.2:
         run.read_on()  # begins a `for` loop, whose new iterator has no limit
         return
@@ -82,7 +82,7 @@ def limit(run: Run) -> None:
 
 @event()
 def rest(run: Run) -> None:
-    time.sleep(run.dice.random() * 0.05)
+    time.sleep(run.rng.random() * 0.05)
 
 
 @event()
@@ -90,18 +90,18 @@ def read_by_a_thread(run: Run) -> None:
     by_thread(run, lambda: run.read(some(run)), lambda thread: thread.join())
 
 
-@event(may_come=lambda run: not (run.life.draws_in_main or "failing" in [*run.life.before, *run.life.after]))
-def beside(run: Run) -> None:
-    if run.dice.random() < 0.7:
+@event(may_come=lambda run: not (run.plan.draws_in_main or "failing" in [*run.plan.before, *run.plan.after]))
+def read_a_second_loader(run: Run) -> None:
+    if run.rng.random() < 0.7:
         return
-    run.did.append("beside:")
-    first, seed = run.expected[0], run.life.epochs[0][0]
-    with run.life.made() as other:
-        for number in (run.life.loader_seed, seed):
+    run.did.append("a second loader:")
+    first, seed = run.expected[0], run.plan.epochs[0][0]
+    with run.plan.made() as other:
+        for number in (run.plan.loader_seed, seed):
             if number is not None:
                 other.seed(number)
-        got = read_epoch(other, first.size or None, lambda: run.read(1) if run.dice.random() < 0.5 else None)
-    first.check([], got, run.life.free)
+        got = read_epoch(other, first.size or None, lambda: run.read(1) if run.rng.random() < 0.5 else None)
+    first.check([], got, run.plan.free)
     if len(got) != first.size and first.size:
         raise Differs(f"another loader gives {len(got)} items instead of {first.size}")
 
@@ -119,7 +119,7 @@ def save(run: Run) -> None:
 
 @event()
 def save_at_each_item(run: Run) -> None:
-    for _ in range(run.dice.choice([3, 10])):
+    for _ in range(run.rng.choice([3, 10])):
         save(run)
         run.read(1)
 
@@ -128,7 +128,7 @@ def save_at_each_item(run: Run) -> None:
 def save_by_signal(run: Run) -> None:
     found: list[dict[str, Any]] = []
     run.did.append("signal")
-    with alarm(run.dice.choice([1e-6, 1e-4, 1e-3]), lambda *_: found.append(run.loader.state_dict())):
+    with alarm(run.rng.choice([1e-6, 1e-4, 1e-3]), lambda *_: found.append(run.loader.state_dict())):
         run.read(some(run))
     run.put_aside(*found)
 
@@ -152,7 +152,7 @@ def save_by_thread(run: Run) -> None:
             thread.join()
 
     by_thread(run, work, read)
-    run.put_aside(*run.dice.sample(found, min(2, len(found))))
+    run.put_aside(*run.rng.sample(found, min(2, len(found))))
 
 
 def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threading.Thread], object]) -> None:
@@ -172,7 +172,7 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
         raise failed[0]
 
 
-@event(may_come=lambda run: in_main_thread(run) and run.life.presses)
+@event(may_come=lambda run: in_main_thread(run) and run.plan.presses)
 def interrupt(run: Run) -> None:
     """Presses Ctrl-C at a random moment, and then continues the loop, or resumes the epoch with another loader."""
     most = run.size - run.is_left  # The next loop needs one more item if this loop leaves the epoch early.
@@ -182,7 +182,7 @@ def interrupt(run: Run) -> None:
     with alarm(None):
         try:
             signal.signal(signal.SIGALRM, press)
-            signal.setitimer(signal.ITIMER_REAL, run.dice.choice([1e-6, 3e-5, 1e-4, 1e-3]))
+            signal.setitimer(signal.ITIMER_REAL, run.rng.choice([1e-6, 3e-5, 1e-4, 1e-3]))
             for item in run.iterator:
                 got.append(item)
                 if run.at + len(got) == most:
@@ -192,34 +192,34 @@ def interrupt(run: Run) -> None:
             pass
     run.take(got, len(got))
     position = run.loader.state_dict()["iteration_state"]
-    given = 0 if position is None else position["given"]
-    if given - run.at not in (0, 1):  # Ctrl-C may arrive after an item was counted, and before the program receives it.
-        raise Differs(f"{run.at} items of epoch {run.epoch} came, and {given} are counted")
-    run.did.append(f"interrupted at {given}")
-    run.given += [None] * (given - run.at)
-    if run.dice.random() < 0.5:
+    received = 0 if position is None else position["received"]
+    if received - run.at not in (0, 1):  # Ctrl-C may arrive between counting and receiving an item.
+        raise Differs(f"{run.at} items of epoch {run.epoch} came, and {received} are counted")
+    run.did.append(f"interrupted at {received}")
+    run.received += [None] * (received - run.at)
+    if run.rng.random() < 0.5:
         run.read_on(reads_on=False)
 
 
 def victim(run: Run) -> tuple[int, int] | None:
     service = run.loader.reading_service
     pids: list[int] = getattr(service, "reading_services", [service])[-1]._children.pids
-    who = run.dice.randrange(max(1, len(pids)))
-    return (who, pids[who]) if pids else None
+    index = run.rng.randrange(max(1, len(pids)))
+    return (index, pids[index]) if pids else None
 
 
 def may_exit(run: Run) -> bool:
-    return has_processes(run) and run.life.restarts
+    return has_processes(run) and run.plan.restarts
 
 
 @event(may_come=has_processes)
 def halt(run: Run) -> None:
     if (found := victim(run)) is None:
         return
-    who, pid = found
+    index, pid = found
     send(pid, signal.SIGSTOP)
     timer = threading.Timer(0.005, send, [pid, signal.SIGCONT])
-    run.did.append(f"halt {who}")
+    run.did.append(f"halt {index}")
     timer.start()
     run.read(some(run))
     timer.join()
@@ -229,17 +229,17 @@ def halt(run: Run) -> None:
 def kill(run: Run) -> None:
     if (found := victim(run)) is None:
         return
-    who, pid = found
-    if run.exits[who] == 2:  # The third exit of a worker in a row is an error.
+    index, pid = found
+    if run.exits[index] == 2:  # The third exit of a worker in a row is an error.
         return
-    run.exits[who] += 1
-    run.did.append(f"kill {who}")
-    if run.life.method == "forkserver" and run.dice.random() < 0.5:
+    run.exits[index] += 1
+    run.did.append(f"kill {index}")
+    if run.plan.method == "forkserver" and run.rng.random() < 0.5:
         run.did.append("kill the fork server")
         kill_fork_server()
-    timer = threading.Timer(run.dice.choice([0.0, 0.0005, 0.002]), send, [pid, run.dice.choice(SIGNALS)])
+    timer = threading.Timer(run.rng.choice([0.0, 0.0005, 0.002]), send, [pid, run.rng.choice(SIGNALS)])
     timer.start()
-    if run.dice.random() < 0.5 or run.loader._is_paused:
+    if run.rng.random() < 0.5 or run.loader._is_paused:
         timer.join()
     else:
         run.read(some(run))

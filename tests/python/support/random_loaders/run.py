@@ -16,14 +16,14 @@ from typing import Any
 
 from drivers.frame import Driver, Skipped
 from leftovers import children, shown
-from lives import events
-from lives.blows import strike
-from lives.epochs import Epoch, read_epoch
-from lives.model import compare, is_known
-from lives.pipelines import ENDS, Differs, begin, is_planned, key
-from lives.plans import Life, only_read
 from pressing import alarm, press
 from random_graphs.elsewhere import elsewhere
+from random_loaders import events
+from random_loaders.epochs import Epoch, read_epoch
+from random_loaders.faults import inject
+from random_loaders.model import compare, is_known
+from random_loaders.pipelines import ENDS, Differs, begin, is_planned, key
+from random_loaders.plans import LoaderPlan, only_read
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, describe
 
@@ -63,44 +63,44 @@ def busy(how: str) -> Iterator[None]:
 
 
 class Run:
-    def __init__(self, life: Life, expected: list[Epoch]) -> None:
-        self.life, self.expected = life, expected
-        self.dice = random.Random(f"run {life.seed}")
+    def __init__(self, plan: LoaderPlan, expected: list[Epoch]) -> None:
+        self.plan, self.expected = plan, expected
+        self.rng = random.Random(f"run {plan.seed}")
         self.did: list[str] = []
         self.exits = Counter[int]()
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
-        self.given: list[Any] = []
+        self.received: list[Any] = []
         #: Received items that the main process keeps, each with a copy of its original contents.
         self.kept: list[tuple[Any, Any]] = []
         self.workers: int | str | None = None
         self.is_left = self.has_left = False
-        self.loader: Any = life.made()
-        if life.loader_seed is not None:
-            self.loader.seed(life.loader_seed)
+        self.loader: Any = plan.made()
+        if plan.loader_seed is not None:
+            self.loader.seed(plan.loader_seed)
         self.iterator: Any = None
-        blow = life.blow
-        self.last = None if blow is None else self.dice.randrange(len(life.epochs) + 1)
+        fault = plan.fault
+        self.last = None if fault is None else self.rng.randrange(len(plan.epochs) + 1)
 
-    def live(self) -> None:
+    def go_through(self) -> None:
         try:
-            for seed, until in [*self.life.epochs, (None, None)]:
-                self.life.arm(self.epoch)
+            for seed, until in [*self.plan.epochs, (None, None)]:
+                self.plan.arm(self.epoch)
                 if seed is not None:
                     self.loader.seed(seed)
-                self.given = []
+                self.received = []
                 if self.epoch == self.last:
-                    strike(self)
+                    inject(self)
                     return
                 self.begin()
                 self.has_left = False
                 try:
                     self._read_epoch(until)
                 except ENDS as error:
-                    if not (is_planned(error) and self.life.free and self.life.armed[self.epoch]):
+                    if not (is_planned(error) and self.plan.free and self.plan.armed[self.epoch]):
                         raise
                     self.did.append("failed")
-                    if self.has_others and self.epoch < len(self.life.epochs):
+                    if self.has_others and self.epoch < len(self.plan.epochs):
                         self.read_on(between=True)
                 self.epoch += 1
             self._end()
@@ -108,31 +108,31 @@ class Run:
             if self.loader is not None:
                 self.loader.shutdown()
             self.loader = self.iterator = None
-            self.life.set_flag(False)
+            self.plan.set_flag(False)
         self.compare_kept()
 
     def _end(self) -> None:
-        self.did.append(self.life.ending)
-        if self.life.ending == "shutdown":
+        self.did.append(self.plan.ending)
+        if self.plan.ending == "shutdown":
             return
-        self.life.set_flag(False)
+        self.plan.set_flag(False)
         next(iter(self.loader), None)
-        if self.life.ending == "dropped":
+        if self.plan.ending == "dropped":
             self.loader = self.iterator = None
             gc.collect()
 
     def _read_epoch(self, until: int | None) -> None:
         self.is_left = until is not None and until <= self.size and not self.expected[self.epoch].fails
         while self.at < self.size:
-            if self.dice.random() < 0.6:
-                self.dice.choice(events.possible(self))(self)
+            if self.rng.random() < 0.6:
+                self.rng.choice(events.possible(self))(self)
             else:
-                self.read(self.dice.choice([1, 2, 5, 20, 100]))
+                self.read(self.rng.choice([1, 2, 5, 20, 100]))
         if self.is_left:
             self.did.append("leave")
             self.has_left = True
             return
-        if self.dice.random() < 0.4:
+        if self.rng.random() < 0.4:
             self.read_on()
             self.read(self.size)
         try:
@@ -144,13 +144,13 @@ class Run:
         if got is not self or fails != self.expected[self.epoch].fails:
             raise Differs(f"behind the last item of epoch {self.epoch} comes {'an error' if fails else got!r:.100}")
         self.did.append("end")
-        if (self.has_others or self.dice.random() < 0.4) and self.epoch < len(self.life.epochs):
+        if (self.has_others or self.rng.random() < 0.4) and self.epoch < len(self.plan.epochs):
             self.did.append("between:")
             self.read_on(between=True)
 
     @property
     def has_others(self) -> bool:
-        return self.workers is not None and not self.life.moves
+        return self.workers is not None and not self.plan.moves
 
     @property
     def size(self) -> int:
@@ -158,7 +158,7 @@ class Run:
 
     @property
     def at(self) -> int:
-        return len(self.given)
+        return len(self.received)
 
     def read(self, count: int) -> None:
         count = min(count, self.size - self.at)
@@ -169,15 +169,15 @@ class Run:
         got = []
         for item in items:
             got.append(key(item))
-            if len(self.kept) < self.life.keeps:
+            if len(self.kept) < self.plan.keeps:
                 self.kept.append((item, copy.deepcopy(got[-1])))
         try:
-            self.expected[self.epoch].check(self.given, got, self.life.free)
+            self.expected[self.epoch].check(self.received, got, self.plan.free)
         except Differs as error:
             raise Differs(f"epoch {self.epoch} from item {self.at} on: {error}") from None
         if len(got) != count:
             raise Differs(f"epoch {self.epoch} from item {self.at} on: {len(got)} items instead of {count}")
-        self.given += got
+        self.received += got
 
     def compare_kept(self) -> None:
         for item, before in self.kept:
@@ -186,65 +186,65 @@ class Run:
         self.kept.clear()
 
     def state(self, ago: int = 0) -> dict[str, Any]:
-        state: dict[str, Any] = self.loader.state_dict(items_ago=ago, with_pipe=self.dice.choice([None, True, False]))
+        state: dict[str, Any] = self.loader.state_dict(items_ago=ago, with_pipe=self.rng.choice([None, True, False]))
         describe(state)
         return state
 
     def put_aside(self, *states: dict[str, Any]) -> None:
-        self.aside += [(self.epoch, state, list(self.given)) for state in states]
+        self.aside += [(self.epoch, state, list(self.received)) for state in states]
 
     def read_on(self, between: bool = False, reads_on: bool = True) -> None:
-        life, dice = self.life, self.dice
-        ends_first = dice.random() < 0.2
+        plan, rng = self.plan, self.rng
+        ends_first = rng.random() < 0.2
         if ends_first:
             self.did.append("shut down")
             self.loader.shutdown()
-        ago = 0 if between or ends_first else min(dice.choice([0, 0, 1, 2]), self.loader._run.delivery.given)
+        ago = 0 if between or ends_first else min(rng.choice([0, 0, 1, 2]), self.loader._run.delivery.received)
         state = pickle.loads(pickle.dumps(self.state(ago)))
         at = self.at - ago
-        more = dice.choice([0, 0, 1, 5]) if reads_on and not between and not ends_first else 0
+        more = rng.choice([0, 0, 1, 5]) if reads_on and not between and not ends_first else 0
         if more and not self.loader._is_paused:
             self.read(more)
-        seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
+        seeded = between and self.epoch + 1 < len(plan.epochs) and plan.epochs[self.epoch + 1][0] is not None
         # A seed must be set before the call of `iter`.
-        way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
-        if life.moves:
-            self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
-            if self.workers != life.workers:  # The number of shards in later epochs depends on the number of workers.
+        way = rng.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
+        if plan.moves:
+            self.workers = rng.choice(["auto", *plan.numbers()] if plan.auto else plan.numbers())
+            if self.workers != plan.workers:  # The number of shards in later epochs depends on the number of workers.
                 for epoch in self.expected[self.epoch + bool(at) :]:
                     epoch.shares = None
-        elif life.kind == "workers":
+        elif plan.kind == "workers":
             # The number of workers changes only within an epoch, because a new epoch would have other shards.
-            self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
-        if life.method != "remote":
-            life.method = dice.choice([method for method in life.methods if method != "remote"])
+            self.workers = None if between or self.is_left or not at else rng.choice(plan.numbers())
+        if plan.method != "remote":
+            plan.method = rng.choice([method for method in plan.methods if method != "remote"])
         self.did.append(f"go on {way} from {at}, {'as before' if self.workers is None else self.workers}")
         self._leave_loader()
         if way == "from state" and state["serialized_datapipe"] is not None:
             begin(99)
-            self.loader = DataLoader2.from_state(state, life.service_of(self.workers))
+            self.loader = DataLoader2.from_state(state, plan.service_of(self.workers))
         else:
-            self.loader = life.made(self.workers)
+            self.loader = plan.made(self.workers)
             if way == "after iter":
                 self.loader.seed(77)
                 iter(self.loader)
             begin(99)
             if self._is_cut_off(lambda: self.loader.load_state_dict(state)):
                 self.loader.shutdown()
-                self.loader = life.made(self.workers)
+                self.loader = plan.made(self.workers)
                 self.loader.load_state_dict(state)
         self.exits.clear()
         if not between:
-            del self.given[at:]
+            del self.received[at:]
             self.begin()
 
     def begin(self) -> None:
         if not self._is_cut_off(self._set_iterator):
             return
-        if self.life.draws_in_main:
+        if self.plan.draws_in_main:
             raise Skipped("generators were drawn from")  # The interrupted attempt has already drawn its random numbers.
         # If pipes keep state between epochs, a new loader must resume from the state of the interrupted loader.
-        if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
+        if not self.has_left and (self.plan.lasts or self.rng.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
             except RuntimeError as error:
@@ -252,14 +252,14 @@ class Run:
                     raise
                 raise Skipped("it is not known whether an epoch was left") from error
             self._leave_loader()
-            self.loader = self.life.made(self.workers)
+            self.loader = self.plan.made(self.workers)
             begin(99)
             self.loader.load_state_dict(state)
         self._set_iterator()
 
     def _set_iterator(self) -> None:
         old, self.iterator = self.iterator, iter(self.loader)
-        if self.has_left and self.dice.random() < 0.3 and old is not None and old is not self.iterator:
+        if self.has_left and self.rng.random() < 0.3 and old is not None and old is not self.iterator:
             try:
                 next(old)
             except (RuntimeError, StopIteration):
@@ -269,13 +269,13 @@ class Run:
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
         """Calls `function`, sometimes presses Ctrl-C during the call, and returns whether Ctrl-C has interrupted it."""
         is_main = threading.current_thread() is threading.main_thread()
-        if not self.life.presses or not is_main or self.dice.random() < 0.8:
+        if not self.plan.presses or not is_main or self.rng.random() < 0.8:
             function()
             return False
         with alarm(None):
             try:
                 signal.signal(signal.SIGALRM, press)
-                signal.setitimer(signal.ITIMER_REAL, self.dice.choice([1e-5, 1e-4, 1e-3, 5e-3]))
+                signal.setitimer(signal.ITIMER_REAL, self.rng.choice([1e-5, 1e-4, 1e-3, 5e-3]))
                 function()
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 return False
@@ -284,72 +284,77 @@ class Run:
                 return True
 
     def _leave_loader(self) -> None:
-        if self.dice.random() < 0.8:
+        if self.rng.random() < 0.8:
             self.loader.shutdown()
         else:  # Without references, garbage collection ends the loader.
             self.iterator = self.loader = None
             gc.collect()
-        if self.dice.random() < 0.3:
+        if self.rng.random() < 0.3:
             self.compare_kept()
 
     def check_aside(self) -> int:
-        chosen = self.dice.sample(self.aside, min(3, len(self.aside)))
-        for epoch, state, came in chosen:
-            arguments = (self.life, self.expected, epoch, pickle.dumps(state), came)
-            if self.dice.random() < self.life.away:
-                elsewhere("lives.run", "resume_from", *arguments)
+        chosen = self.rng.sample(self.aside, min(3, len(self.aside)))
+        for epoch, state, arrived in chosen:
+            arguments = (self.plan, self.expected, epoch, pickle.dumps(state), arrived)
+            if self.rng.random() < self.plan.away:
+                elsewhere("random_loaders.run", "resume_from", *arguments)
             else:
-                workers = self.life.kind == "workers" and self.life.method != "remote"
-                resume_from(*arguments, self.dice.choice(self.life.numbers()) if workers else None)
+                workers = self.plan.kind == "workers" and self.plan.method != "remote"
+                resume_from(*arguments, self.rng.choice(self.plan.numbers()) if workers else None)
         return len(chosen)
 
 
 def resume_from(
-    life: Life, expected: list[Epoch], number: int, state: bytes, came: list[Any], workers: int | str | None = None
+    plan: LoaderPlan,
+    expected: list[Epoch],
+    number: int,
+    state: bytes,
+    arrived: list[Any],
+    workers: int | str | None = None,
 ) -> None:
     position, epoch = pickle.loads(state)["iteration_state"], expected[number]
-    given = 0 if position is None else position["given"]
-    if not (given or life.moves):  # A new epoch needs a shard for each planned worker.
+    received = 0 if position is None else position["received"]
+    if not (received or plan.moves):  # A new epoch needs a shard for each planned worker.
         workers = None
     begin(98)
-    snapshots.SECONDS, snapshots.FACTOR = life.cadence
-    life.arm(number)
-    with life.made(workers) as loader:
+    snapshots.SECONDS, snapshots.FACTOR = plan.cadence
+    plan.arm(number)
+    with plan.made(workers) as loader:
         loader.load_state_dict(pickle.loads(state))
-        until = epoch.size - given
-        resumes = number + 1 < len(expected) and until and epoch.until is None and not (life.draws_in_main or life.free)
-        resumes = resumes and (workers is None or life.moves)
+        until = epoch.size - received
+        resumes = number + 1 < len(expected) and until and epoch.until is None and not (plan.draws_in_main or plan.free)
+        resumes = resumes and (workers is None or plan.moves)
         got = read_epoch(loader, None if resumes else until) if until else Epoch()
         try:
-            epoch.check(came[:given], got, life.free)
+            epoch.check(arrived[:received], got, plan.free)
         except Differs as error:
-            raise Differs(f"from a state in the midst of epoch {number}, at {given}: {error}") from None
-        if got.fails and life.free and life.armed[number]:
+            raise Differs(f"from a state in the midst of epoch {number}, at {received}: {error}") from None
+        if got.fails and plan.free and plan.armed[number]:
             return
         if len(got) != until:
             raise Differs(f"from a state in the midst of epoch {number}: {len(got)} items instead of {until}")
         if not resumes:
             return
         number += 1
-        life.arm(number)
-        if number < len(life.epochs) and life.epochs[number][0] is not None:
-            loader.seed(life.epochs[number][0])
+        plan.arm(number)
+        if number < len(plan.epochs) and plan.epochs[number][0] is not None:
+            loader.seed(plan.epochs[number][0])
         if (got := read_epoch(loader, expected[number].size or None)) != expected[number][: expected[number].size]:
             raise Differs(f"epoch {number}, behind one that was loaded: {got!s:.200}")
-    life.set_flag(False)
+    plan.set_flag(False)
 
 
-def check(life: Life) -> int:
-    snapshots.SECONDS, snapshots.FACTOR = life.cadence
+def check(plan: LoaderPlan) -> int:
+    snapshots.SECONDS, snapshots.FACTOR = plan.cadence
     before = set(children())
-    expected = only_read(life)
-    if is_known(life):
-        compare(life, expected)
+    expected = only_read(plan)
+    if is_known(plan):
+        compare(plan, expected)
     begin()
-    with busy(life.busy):
-        run = Run(life, expected)
+    with busy(plan.busy):
+        run = Run(plan, expected)
         try:
-            run.live()
+            run.go_through()
             run.check_aside()
         except KeyboardInterrupt as error:  # Ctrl-C may interrupt any code, so a failed run proves nothing.
             raise Skipped("Ctrl-C came late") from error
@@ -365,21 +370,23 @@ def check(life: Life) -> int:
 
 
 def more(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--calm", action="store_true", help="without Ctrl-C at moments that follow from the clock")
-    parser.add_argument("--blows", action="store_true", help="only lives that end by a blow")
+    parser.add_argument("--no-interrupts", action="store_true", help="without Ctrl-C at timed moments")
+    parser.add_argument("--faults", action="store_true", help="only plans in which a fault ends the loader")
 
 
-def plan_of(seed: int, options: argparse.Namespace) -> Life:
+def plan_of(seed: int, options: argparse.Namespace) -> LoaderPlan:
     for number in range(seed * 1000, (seed + 1) * 1000):
-        life = Life(number if options.blows else seed, tuple(options.start_methods.split(",")), options.blows or None)
-        if life.blow is not None or not options.blows:
+        plan = LoaderPlan(
+            number if options.faults else seed, tuple(options.start_methods.split(",")), options.faults or None
+        )
+        if plan.fault is not None or not options.faults:
             break
-    life.presses &= not options.calm
-    return life
+    plan.presses &= not options.no_interrupts
+    return plan
 
 
-def is_quiet(life: Life) -> bool:
-    return not (life.presses or life.auto)
+def is_quiet(plan: LoaderPlan) -> bool:
+    return not (plan.presses or plan.auto)
 
 
 DRIVER = Driver(plan_of, check, "things done", is_quiet=is_quiet, more=more)
