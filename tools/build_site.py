@@ -1,7 +1,7 @@
 """Builds the documentation as a site: `make docs` writes it to `target/site/`.
 
-Role: copies `docs/` to a temporary folder, adds the pages that are generated from the package (pictures of the pipes,
-API reference) and the documents in the root of the repository, and runs Sphinx.
+This program copies `docs/` to a temporary folder, adds the pages that are generated from the package (pictures of the
+pipes, API reference) and the documents in the root of the repository, and runs Sphinx.
 
     build_site.py FOLDER
 """

@@ -1,7 +1,7 @@
 """A Sphinx extension that links code in running text to the reference and adapts docstrings to Sphinx.
 
-Role: the documents and docstrings are plain Markdown, so that they are readable in an editor. The extension links
-names between backticks, such as `DataLoader2`, `.batch(3)` and `DataLoader2.seed`, to their entries in the reference.
+The documents and docstrings are plain Markdown, so that they are readable in an editor. The extension links names
+between backticks, such as `DataLoader2`, `.batch(3)` and `DataLoader2.seed`, to their entries in the reference.
 """
 
 from __future__ import annotations

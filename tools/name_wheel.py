@@ -1,9 +1,8 @@
 """Builds the distribution `torchdata`, an empty wheel that makes installers and programs find that name.
 
-Role: some programs ask `importlib.metadata` for the distribution `torchdata`, but the distribution with the files is
-called `torchdata-rs`. The wheel of the name `torchdata` contains no files and depends on the same version of
-torchdata-rs. The version of this wheel is the implemented upstream release, a plus sign, and the version of
-torchdata-rs.
+Some programs ask `importlib.metadata` for the distribution `torchdata`, but the distribution with the files is called
+`torchdata-rs`. The wheel of the name `torchdata` contains no files and depends on the same version of torchdata-rs. The
+version of this wheel is the implemented upstream release, a plus sign, and the version of torchdata-rs.
 
     name_wheel.py FOLDER
 """

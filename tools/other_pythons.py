@@ -1,7 +1,7 @@
 """Runs tests on other versions of CPython, each in its own virtual environment with the built wheel.
 
-Role: verifies that a single wheel works with all tested versions of CPython (abi3). Each version runs the tests of
-start methods, errors and pickling by value, and all test files that start no process. Then each version loads the
+This program verifies that a single wheel works with all tested versions of CPython (abi3). Each version runs the tests
+of start methods, errors and pickling by value, and all test files that start no process. Then each version loads the
 states that all other versions have saved.
 
 A version is searched for on PATH, under pyenv, and in a chroot. `make chroot` creates a chroot with Debian's

@@ -1,8 +1,8 @@
 """The pipes, grouped by purpose, each with a sample, for the site and its reference.
 
-Role: a sample is an expression over the pipes `a` and `b` and their items. The picture of a sample shows the
-expression, its inputs and its computed result, so the picture cannot contradict the code. For pipes that need a server,
-or a library that is not installed everywhere, the sample itself contains the result (`shown`).
+A sample is an expression over the pipes `a` and `b` and their items. The picture of a sample shows the expression, its
+inputs and its computed result, so the picture cannot contradict the code. For pipes that need a server, or a library
+that is not installed everywhere, the sample itself contains the result (`shown`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Draws the input items and output items of a pipe as SVG.
 
-Role: evaluates the samples of `pipe_groups.py` in a temporary folder with sample files. An output item has the color of
-the input item that it was computed from. Fills are translucent, and text has the text color of the page, so that a
-picture is readable on light and on dark backgrounds.
+This module evaluates the samples of `pipe_groups.py` in a temporary folder with sample files. An output item has the
+color of the input item that it was computed from. Fills are translucent, and text has the text color of the page, so
+that a picture is readable on light and on dark backgrounds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Writes the project's addresses into pyproject.toml: `python tools/project_urls.py ADDRESS`.
 
-Role: the release workflow calls this program before the build, with the address of its repository, so that a wheel
-built by a fork links to the fork.
+The release workflow calls this program before the build, with the address of its repository, so that a wheel built by a
+fork links to the fork.
 """
 
 from __future__ import annotations

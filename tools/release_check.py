@@ -1,6 +1,6 @@
 """Checks the files of a release without publishing them: `make release-check VERSION=1.2.3`.
 
-Role: builds the wheel twice and the sdist once, checks names and versions, contents, licenses and size, and runs
+This program builds the wheel twice and the sdist once, checks names and versions, contents, licenses and size, and runs
 programs with both files in empty environments of all installed versions of Python. The output has one line for each
 check, and lists what could not be checked. Without VERSION, the version in Cargo.toml is checked, and CHANGELOG.md need
 not have a heading for it.

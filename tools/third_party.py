@@ -1,6 +1,6 @@
 """Writes the licenses of the crates that are compiled into the extension: `make notices`. `--check` only compares.
 
-Role: asks cargo for the list of crates, and copies the licenses in their sources into a file that the wheel contains.
+Cargo lists the crates. The licenses in the crates' sources are copied into a file that the wheel contains.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Installs a wheel or an sdist into a new virtual environment, and loads data through workers with it.
 
-Role: a final check of the released files, independent of the checkout. If the wheel of the name `torchdata`
+This is a final check of the released files, which does not use the checkout. If the wheel of the name `torchdata`
 (`name_wheel.py`) is given, the module also checks how programs find that name.
 
     try_package.py FILE [NAME_WHEEL]

@@ -1,7 +1,7 @@
 """Writes `python/torchdata/datapipes/_forms.pyi`: the functional forms as typed methods, for editors.
 
-Role: imports the package, and reads the registries of forms. A form has the signature of its pipe's constructor (and of
-the constructor's overloads), or of `__new__`.
+This program imports the package, and reads the registries of forms. A form has the signature of its pipe's constructor
+(and of the constructor's overloads), or of `__new__`.
 
 A form returns `IterDataPipe[T]` (or `MapDataPipe[T]`). The item type `T` is taken from the constructor's overloads,
 from the class, or from the source, and otherwise is `Any`. A form returns the pipe's own class only if this class has
@@ -30,7 +30,7 @@ STUB = Path(__file__).resolve().parents[1] / "python/torchdata/datapipes/_forms.
 
 HEADER = '''"""The functional forms of all pipes as typed methods. Written by `make stubs`: do not edit.
 
-Role: only type checkers and editors read this file. At run time, the functional forms of pipes come from registries.
+Only type checkers and editors read this file. At run time, the functional forms of pipes come from registries.
 Functional forms that users register are not included in this file: see `functional_datapipe`.
 """
 '''

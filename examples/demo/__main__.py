@@ -1,6 +1,6 @@
 """`make demo`: trains on photographs, kills a worker, stops and resumes; exits with 1 if a check fails.
 
-Role: spawned workers import this module, so nothing runs at import.
+Spawned workers import this module, so nothing runs at import.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The data of the demo and the tutorial: photographs from scikit-learn, as tar shards of JPEG files.
 
-Role: a shard gets its final name only when it is complete, so that the next run does not use the incomplete shard of an
+A shard gets its final name only when it is complete, so that the next run does not use the incomplete shard of an
 interrupted run.
 """
 

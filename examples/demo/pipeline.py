@@ -1,8 +1,8 @@
 """The demo's pipeline: list shards, shuffle, shard among workers, untar, shuffle, decode, augment, batch, collate.
 
-Role: the main process builds the graph. All functions in this module run in the workers, so they are defined at module
-level, where every start method can find them. Torch's loader gets the same samples, but decoded by Pillow, as in most
-programs with torch.
+The main process builds the graph. All functions in this module run in the workers, so they are defined at module level,
+where every start method can find them. Torch's loader gets the same samples, but decoded by Pillow, as in most programs
+with torch.
 """
 
 from __future__ import annotations

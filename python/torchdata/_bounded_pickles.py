@@ -1,7 +1,7 @@
 """Limits the memory of pickles: once the pickles of a `with` block exceed a limit, their bytes are discarded.
 
-Role: all pickling functions of this package write to a file from `pickle_file`, which enforces the limit of `bounded`.
-The limit of a `bounded` context applies only to the thread that has entered the context.
+All pickling functions of this package write to a file from `pickle_file`, which enforces the limit of `bounded`. The
+limit of a `bounded` context applies only to the thread that has entered the context.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Pickles objects by value with cloudpickle, and refuses objects that would lose attributes.
 
-Role: pickles items, states and programs that plain pickle does not support. This module is imported only when needed,
+This module pickles items, states and programs that plain pickle does not support. It is imported only when needed,
 because it imports cloudpickle.
 
 If an object inherits `__reduce__` from a base class, `__reduce__` may omit attributes of the derived class. For
@@ -30,7 +30,7 @@ import cloudpickle
 from torchdata._bounded_pickles import pickle_file
 from torchdata._signatures import names_in
 
-#: The sets of attributes that were pickled completely, by class; None for a class if its objects cannot lose
+#: For each class, the sets of attributes that were pickled completely; None if objects of the class cannot lose
 #: attributes.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
@@ -175,8 +175,8 @@ def _base_of(cls: type) -> type:
 def _values_at_risk(obj: Any) -> list[str]:
     """Returns the attributes that a pickle may omit.
 
-    A pickling method of a base class may omit the `__slots__` of derived classes. A method that is written in C may
-    also omit attributes in `__dict__`. A method that is written in Python is assumed to omit attributes intentionally.
+    A pickling method of a base class may omit the `__slots__` of derived classes. A pickling method in C may also omit
+    attributes in `__dict__`. A pickling method in Python is assumed to omit attributes intentionally.
     """
     cls = type(obj)
     owner = _base_of(cls)

@@ -1,7 +1,7 @@
 """Calls a function right after a module was imported, and protects imports from concurrent forks.
 
-Role: the package does not import NumPy or PyTorch, but seeds their random generators once other code has imported them.
-Items with arrays or tensors make the engine import NumPy or PyTorch at any time, possibly while another thread forks.
+The package does not import NumPy or PyTorch, but seeds their random generators once other code has imported them. Items
+with arrays or tensors make the engine import NumPy or PyTorch at any time, possibly while another thread forks.
 """
 
 from __future__ import annotations
@@ -24,8 +24,7 @@ Calls = Mapping[str, Callable[[Any], object]]
 
 class _WaitingFinder:
     def __init__(self) -> None:
-        #: For each caller, by its name `owner`: the functions to call after an import, by the name of the imported
-        #: module.
+        #: For each caller `owner`, the functions to call after an import, by the name of the imported module.
         self.calls: dict[str, dict[str, Callable[[Any], object]]] = {}
 
     def find_spec(

@@ -19,7 +19,7 @@ def cores() -> int:
 
 
 def _limits() -> Iterator[tuple[str, str]]:
-    """Yields the permitted processor time and its period for each control group (version 1 or 2)."""
+    """Yields the permitted processor time per period, and this period, for each control group (version 1 or 2)."""
     for line in [*read("/proc/self/cgroup").splitlines(), "0::/", "0:cpu:/"]:
         _, controllers, folder = line.split(":", 2)
         for group in _upwards(folder):

@@ -1,8 +1,8 @@
 """Supports import paths of torchdata 0.9 that no longer exist, such as `torchdata.datapipes.iter.util.cacheholder`.
 
-Role: a finder at the end of `sys.meta_path` creates an old module when it is imported. Python calls this module's
-finder only for modules that the package does not contain. If published programs import or patch private names,
-`OLD_MODULES` contains these names, too.
+A finder at the end of `sys.meta_path` creates an old module when it is imported. Python calls this module's finder only
+for modules that the package does not contain. If published programs import or patch private names, `OLD_MODULES`
+contains these names, too.
 """
 
 from __future__ import annotations

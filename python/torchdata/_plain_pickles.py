@@ -2,7 +2,7 @@
 
 A pickle of plain data refers only to functions of this package that create arrays, batches and files, and that are safe
 with any arguments. Before unpickling, the extension refuses instructions that plain data does not need. The extension
-also refuses lengths that exceed the pickle, which could allocate gigabytes.
+also refuses lengths that exceed the pickle, because they could make Python allocate gigabytes.
 
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `to_plain` does
 not change `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these
@@ -241,8 +241,8 @@ def _pickles(value: Any) -> bool:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """Returns the function (see `_known`) for a class of NumPy or PyTorch; None for other classes. Classes of NumPy and
-    PyTorch are not in `_known`, because this module does not import these libraries."""
+    """Returns the function that `_known` would contain for a class of NumPy or PyTorch; None for other classes. Classes
+    of NumPy and PyTorch are not in `_known`, because this module does not import these libraries."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts

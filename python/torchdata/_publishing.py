@@ -1,7 +1,7 @@
 """Sets the `__module__` of public classes and functions to the public package that exports them.
 
-Role: a pickle, such as a saved state, refers to a class by its module, so the reference must not break when source
-files are moved.
+A pickle, such as a saved state, refers to a class by its module, so the reference must not break when source files are
+moved.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def publish_late(
 
 
 def import_late(namespace: dict[str, Any], modules: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Makes a package import modules late: when one of their names, or a public module inside the package, is used.
+    """Makes a package import modules only when one of their names, or a public module inside the package, is used.
 
     Returns a dict from each name to the module that defines it. In `modules`, a module inside the package is given
     without the package's name.

@@ -1,7 +1,7 @@
 """Threads that read ahead, and the queue between these threads and the consumer of their results.
 
-Role: a `ReadAhead` must not refer to the pipe or to the consumer, so that its threads end when the pipe or the consumer
-is freed.
+A `ReadAhead` must not refer to the pipe or to the consumer, so that its threads end when the pipe or the consumer is
+freed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def _run(queue: ReadAheadQueue, serve: Callable[..., object], args: tuple[Any, .
 
 
 def without_own_frame(error: BaseException) -> BaseException:
-    """Removes this module's frame from the error's traceback, because the frame refers to the queue that stores the
-    error, so the queue would never be freed.
+    """Removes this module's frame from the error's traceback, because the frame and the queue, which stores the error,
+    would keep each other alive.
     """
     return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)

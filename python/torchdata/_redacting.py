@@ -1,7 +1,7 @@
-"""Removes secrets from texts in messages, pictures and states, and control characters from texts of other processes.
+"""Removes secrets from messages, pictures and saved states. Removes control characters from other processes' texts.
 
-Role: decides by name (`api_key=…`), by position (the user in a URL) or by randomness whether a value is a secret. A
-value that is possibly a secret is hidden.
+This module decides by name (`api_key=…`), by position (the user in a URL) or by randomness whether a value is a secret.
+A value that is possibly a secret is hidden.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import itertools
 import re
 from typing import Any
 
-#: The replacements of a secret in a text, and in a URL, which does not allow `…`.
+#: The text that replaces a secret: `HIDDEN` in a text, and `_IN_URL` in a URL, which does not allow `…`.
 HIDDEN, _IN_URL = "…", "***"
 
 #: Words in a name that always announce a secret.
@@ -116,7 +116,7 @@ def digest(name: str, words: str) -> str:
     The digits are equal in every process, on every rank and in every state, so that states can be compared. From all
     states together, an attacker learns only 16 bits of a secret, which excludes all but one in 65,536 guesses.
 
-    If two names have the same secret, their digits differ.
+    If the same secret occurs under two names, its digits differ.
     """
     key = f"torchdata fingerprint of {name}".encode()
     import hashlib  # importing these two modules takes as long as importing ten modules of this package

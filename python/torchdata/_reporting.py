@@ -22,7 +22,7 @@ PACKAGE = os.path.dirname(__file__) + os.sep
 _BELOW = ("torchdata.", "multiprocessing.")
 
 
-#: If this process was not forked: the file, the line and the module of the code that started it.
+#: The file, the line and the module of the code that started this process, unless this process was forked.
 _begun_at: tuple[str, int, str] | None = None
 _shown: dict[Any, Any] = {}
 

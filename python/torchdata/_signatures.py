@@ -1,7 +1,7 @@
 """Determines the signatures of functions with annotations that cannot be evaluated, and the names that code uses.
 
-Role: from Python 3.14 on, `inspect.signature` raises NameError for annotations with names imported under
-`if TYPE_CHECKING:`, so `signature_of` replaces it.
+From Python 3.14 on, `inspect.signature` raises NameError for annotations with names imported under `if TYPE_CHECKING:`,
+so `signature_of` replaces it.
 """
 
 from __future__ import annotations

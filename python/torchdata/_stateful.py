@@ -1,20 +1,20 @@
 """Defines the protocol of iterables that save their own positions, and reads successive epochs of such an iterable.
 
-An iterable may report its position at any time, but the position is only correct while an epoch is being read. For
-example, if `__iter__` is a generator function, its code runs only when the first item is requested, and the iterable
-reports an old position before that. Until an item is requested, `StatefulStream` itself reports the loaded position, or
-the last position of the previous epoch.
+An iterable reports its correct position only while an epoch is being read. For example, if `__iter__` is a generator
+function, its code runs only when the first item is requested, and before this request, the iterable reports an old
+position. Until an item is requested, `StatefulStream` itself reports the loaded position, or the last position of the
+previous epoch.
 
-The iterable's `load_state_dict` restores a position within an epoch. If the position is between two epochs,
-`StatefulStream` loads the last position of the earlier epoch, and requests one more item. The request for one more item
-ends the earlier epoch, or returns an item, which is dropped. After the request for one more item, a new iteration of
-the iterable begins, so that the iterable counts epochs and draws random numbers as in the saved run. No item is
-requested if a new iteration of the iterable would continue after the requested item instead of starting over.
+The iterable's `load_state_dict` restores a position within an epoch. To resume between two epochs, `StatefulStream`
+loads the last position of the earlier epoch, requests an additional item, which is dropped, and begins a new iteration
+of the iterable. The iterable then counts epochs and draws random numbers as in the saved run. If a new iteration of the
+iterable would continue the earlier epoch instead of starting over, `StatefulStream` requests no additional item.
 
 Some iterables, for example Hugging Face's, apply a loaded state in every later iteration, so that each later epoch
-would begin at the loaded position. If the state after the first item is the same in the resumed epoch and in the next
-epoch, `StatefulStream` restarts the next epoch from the iterable's initial state. If a state from the end of an epoch
-was loaded and the iterable yields an item nevertheless, `StatefulStream` drops the item and loads the state again.
+would begin at the loaded position. To detect this, `StatefulStream` compares the states after the first items of the
+resumed epoch and of the next epoch. If these states are equal, the next epoch restarts from the iterable's initial
+state. If the iterable yields an item although the loaded state belongs to the end of an epoch, `StatefulStream` drops
+the item and loads the state again.
 """
 
 from __future__ import annotations
@@ -291,7 +291,7 @@ class StatefulStream:
     def _leave(self) -> bool:
         """Makes the iterable end its epoch at the loaded position. Returns whether the epoch has ended.
 
-        Iterables differ in whether a new iteration continues after the last item or begins at the start. This method
+        A new iteration of an iterable may continue where the previous iteration stopped, or start over. This method
         reads two items, one with and one without a new iteration before it, and compares the resulting states.
         """
         if not is_stateful(self._iterable):

@@ -1,7 +1,7 @@
 """Starts the threads of this package, and ends them at interpreter exit.
 
-Role: a registered `Work` object ends its threads at exit. A daemon thread that runs foreign code at exit could crash
-the process.
+A registered `Work` object ends its threads at exit. A daemon thread that runs foreign code at exit could crash the
+process.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Latch:
 
     def __init__(self) -> None:
         self._is_set = False
-        #: `set` releases this lock, and each waiting thread acquires it. A `SimpleQueue` is not used instead, because
-        #: its timed wait may never end on a busy machine with CPython 3.11.
+        #: `set` releases the lock `_gate`, and each waiting thread acquires it. A `SimpleQueue` is not used instead,
+        #: because its timed wait may never end on a busy machine with CPython 3.11.
         self._gate = threading.Lock()
         self._gate.acquire()
 

@@ -1,6 +1,6 @@
 """Finds the user's code that creates the samples of a dataset: `Photos.__getitem__`, `train.py:12`.
 
-Role: also finds the datasets inside wrappers of PyTorch and of this package, such as `Subset` and `SequenceWrapper`.
+This module also finds datasets inside PyTorch's and this package's wrappers (`Subset`, `SequenceWrapper`).
 """
 
 from __future__ import annotations

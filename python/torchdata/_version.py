@@ -1,6 +1,6 @@
 """Contains the version of this package, and warns if upstream's torchdata is installed in the same folder.
 
-Role: `torchdata-rs` and upstream's `torchdata` install their files into the same folder. If a user installs both, pip
+`torchdata-rs` and upstream's `torchdata` install their files into the same folder. If a user installs both, pip
 silently overwrites files, so importing the package issues a warning.
 """
 

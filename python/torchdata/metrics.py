@@ -26,7 +26,7 @@ class PrometheusCollector:
 
     Args:
         loader: the loader.
-        rank: the label `rank`; None (the default) uses the rank of the job.
+        rank: the value of the label `rank`; None (the default) for the rank of this process in its job.
 
     Example:
         >>> from prometheus_client import CollectorRegistry
@@ -72,7 +72,7 @@ class MetricsServer:
         loader: the loader.
         port: the port; 0 for a free port.
         address: the address that the server listens on.
-        rank: the label `rank`; None uses the rank of the job.
+        rank: the value of the label `rank`; None for the rank of this process in its job.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2
@@ -123,7 +123,7 @@ def prometheus(
         port: the port, 9464 by default; 0 for a free port. Ranks on one machine need different ports, such as `9464 +
             rank`.
         address: the address that the server listens on. By default, only programs on this machine can connect.
-        rank: the label `rank`; None (the default) uses the rank of the job.
+        rank: the value of the label `rank`; None (the default) for the rank of this process in its job.
 
     Returns:
         The server, a context manager; `url` is its address.

@@ -58,7 +58,7 @@ pub fn role() -> String {
     std::env::var(ROLE).expect("this test is run by other tests, with a role")
 }
 
-/// Returns a file descriptor that this process has inherited from its parent. Must be called only once per `index`.
+/// Returns a file descriptor that this process has inherited from its parent. Each `index` may be passed only once.
 pub fn inherited_fd(index: i32) -> OwnedFd {
     // SAFETY: the parent has passed the descriptor, and the caller requests each descriptor only once.
     unsafe { OwnedFd::from_raw_fd(FIRST_FD + index) }

@@ -244,7 +244,7 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // Most steps lead to states with higher numbers, so visiting the states in descending order takes few rounds.
+    // Descending order needs few rounds of the loop, because most steps lead to a state with a higher number.
     let mut continues = true;
     while std::mem::take(&mut continues) {
         for state in (0..states).rev() {

@@ -1,7 +1,7 @@
 //! Models how items are dispatched to workers on other machines. A `Lane` is the connection to one worker. A lane
 //! carries items to the worker, and permissions (`Grant`) back to the dispatching process.
 //!
-//! A lane sends no items while earlier items wait for space in the worker's link, or after the worker has exited.
+//! A `Lane` sends no items after the worker has exited, or while earlier items wait for space in the worker's ring.
 
 use std::collections::VecDeque;
 

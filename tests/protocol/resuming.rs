@@ -1,6 +1,6 @@
 //! Explores all interleavings of loaders that take snapshots, resume epochs and replace children.
 //!
-//! The model checks every position where the user can save a state. The snapshots in a state must belong to the
+//! The model checker tests every position where the user can save a state. The snapshots in a state must belong to the
 //! current epoch, and must not contain items that the user has not received. The dispatching process's snapshot in a
 //! state must not contain items that no worker has read yet. Recomputed items must equal the original items.
 

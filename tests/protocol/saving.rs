@@ -37,7 +37,7 @@ pub struct Ordered {
 }
 
 impl Pump {
-    /// Adds an item to the number and the checksum of the items of a link.
+    /// Counts an item of a link, and updates the checksum of the link's items.
     pub fn count(&mut self, setting: &Setting, link: usize, digest: u64) {
         if setting.saves() {
             self.accounts[link].count(digest);

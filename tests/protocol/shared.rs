@@ -1,4 +1,4 @@
-//! Lets several states share equal parts, because each step changes only a few parts of a state.
+//! Lets several states share identical parts, because each step changes only a few parts of a state.
 //!
 //! Millions of states consist of only some thousands of different parts, and a pool stores each different part once.
 

@@ -30,7 +30,7 @@ pub struct Setting {
     pub ring: usize,
     pub epochs: u32,
     pub passes: u32,
-    /// The first `leavers` workers end each iteration after this number of source items.
+    /// The number of source items that the first `leavers` workers read in each iteration; None for all items.
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
@@ -175,7 +175,7 @@ pub enum Ended {
     Failed,
 }
 
-/// Parts of a state that most steps leave unchanged.
+/// Parts of a simulated loader's state that most of its steps leave unchanged.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
     /// For each child, the number of items that had arrived before a new process replaced the child.

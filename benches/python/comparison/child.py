@@ -1,7 +1,7 @@
 """Runs one contender once: `python -m comparison.child '{"contender": …}'` prints the results as one line of JSON.
 
-Role: the program's argument is a JSON object, called the *order*. It contains: contender (ours, upstream, torch, bare,
-…), kind (of measurement), item (a key of `items.MAKERS`), start_method, workers, seconds and options. Spawned worker
+The program's argument is a JSON object, called the *order*. It contains: contender (ours, upstream, torch, bare, …),
+kind (of measurement), item (a key of `items.MAKERS`), start_method, workers, seconds and options. Spawned worker
 processes also import this file, so it imports only the standard library at module level.
 """
 

@@ -1,6 +1,6 @@
 """Compares torch-style loaders of this project, PyTorch and upstream 0.11, over datasets with and without a state.
 
-Role: all contenders have the same dataset and arguments. Rates and times are measured per batch of 64 samples.
+All contenders have the same dataset and arguments. Rates and times are measured per batch of 64 samples.
 """
 
 from __future__ import annotations

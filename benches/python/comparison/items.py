@@ -1,6 +1,6 @@
 """The items of the workloads. All contenders create items by the same functions, except for crops.
 
-Role: NumPy and Pillow are imported only when an item needs them, so that workers for ints do not import them.
+NumPy and Pillow are imported only when an item needs them, so that workers for ints do not import them.
 """
 
 from __future__ import annotations

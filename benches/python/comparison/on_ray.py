@@ -1,6 +1,6 @@
 """Compares workers on a local Ray cluster of three nodes with Ray Data, and with Ray objects without a loader.
 
-Role: the first node runs no worker, so all items are sent between nodes.
+The first node runs no worker, so all items are sent between nodes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measures how fast this project, plain Python and Hugging Face's libraries pack token sequences in one process.
 
-Role: the sequences' lengths resemble chats and documents: many short sequences, and a few very long ones. The collator
-of transformers joins sequences into a row, and marks where each sequence begins. Because the collator does not choose
-the sequences of a row, plain Python chooses them. TRL's packer packs a whole Arrow dataset before the first row is
-read. TRL's packer returns the lengths of the sequences in a row, but no position IDs.
+The sequences' lengths resemble chats and documents: many short sequences, and a few very long ones. The collator of
+transformers joins sequences into a row, and marks where each sequence begins. Because the collator does not choose the
+sequences of a row, plain Python chooses them. TRL's packer packs a whole Arrow dataset before the first row is read.
+TRL's packer returns the lengths of the sequences in a row, but no position IDs.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class Report:
         self._judge(workload.title, goal.text, _number(ratio), goal.met(ratio))
 
     def _memcpys(self, workload: Workload, mine: list[float], floors: list[dict[str, float]]) -> None:
-        """Prints the transport time of an item as a multiple of the time for a memory copy. The transport time excludes
-        the time to create an item, divided by the number of workers, because all workers create items at once."""
+        """Prints the transport time of an item as a multiple of the time for a memory copy. The transport time is the
+        time per item, minus the time to create an item divided by the number of workers."""
         for key, where in (("memcpy_s", "in cache"), ("far_memcpy_s", "out of cache")):
             goal = f"beyond producing it at most 1.5 memcpys ({where})"
             if not mine or not floors:

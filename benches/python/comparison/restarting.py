@@ -1,6 +1,6 @@
 """Measures the gap in the items of a loader with `on_worker_exit="restart"` after a worker was killed.
 
-Role: the gap ends with the first item of the replacement process. The time to start a whole loader is measured for
+The gap ends with the first item of the replacement process. The time to start a whole loader is measured for
 comparison, because a program without restarts loses at least this time.
 """
 

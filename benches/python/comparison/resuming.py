@@ -1,8 +1,8 @@
 """Measures the time from loading a state to the next item. If a source restores its position, a resume near the end of
 the epoch must not take longer than near its beginning.
 
-Role: a source is a stream with a state, an indexable dataset of numbers, the lines of a file, or the rows of an Arrow
-table in a Parquet file. The loader is a `DataLoader2`, a `StatefulDataLoader` or a `Loader` over nodes.
+A source is a stream with a state, an indexable dataset of numbers, the lines of a file, or the rows of an Arrow table
+in a Parquet file. The loader is a `DataLoader2`, a `StatefulDataLoader` or a `Loader` over nodes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measures the cost of states: the slowdown of the running job, the time to save a state, its size, and the time to
 resume.
 
-Role: each case is a pipeline with two workers: plain items, a shuffle buffer of 18 MB, or dispatched items. For
-comparison, torch-style loaders of this project and of upstream 0.11 read numbers by index, or a dataset with a state of
-18 MB. Upstream runs in a separate environment.
+Each case is a pipeline with two workers: plain items, a shuffle buffer of 18 MB, or dispatched items. For comparison,
+torch-style loaders of this project and of upstream 0.11 read numbers by index, or a dataset with a state of 18 MB.
+Upstream runs in a separate environment.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def pipe_of(case: str) -> Any:
 
 
 def _loader(order: dict[str, Any]) -> Any:
-    """Returns a loader that sends `snapshots` times the usual number of snapshots, or none if this option is 0."""
+    """Returns a loader that sends `snapshots` times the usual number of snapshots (no snapshots if it is 0)."""
     from torchdata._engine import snapshots
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 

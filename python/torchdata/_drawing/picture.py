@@ -74,8 +74,8 @@ class _Curve:
 
 
 def _rightmost(curve: _Curve) -> float:
-    """Returns an x-coordinate that no point of a curve exceeds. A cubic Bézier curve extends from its ends at most
-    three quarters of the way to its control points."""
+    """Returns an x-coordinate that no point of a curve exceeds. A cubic Bézier curve covers at most three quarters of
+    the distance from its ends to its control points."""
     ends, middles = (max(point[0] for point in curve.points[index::step]) for index, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 

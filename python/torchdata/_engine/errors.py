@@ -13,7 +13,7 @@ class WorkerExitedError(RuntimeError):
         stage: a description of what the process was doing when it exited; "reading items" by default.
         item: the number of the item that was due when the process exited, from 0 in its epoch. If a worker exited,
             `item` is the next item that the worker would have sent. If the dispatching process exited, `item` is the
-            next item that the workers would have received. `item` is None if processes are not restarted.
+            next item that the workers would have received. `item` is None if the loader does not restart processes.
 
     Example:
         >>> from torchdata.dataloader2 import WorkerExitedError

@@ -19,10 +19,10 @@ from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
-#: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100. If
-#: a snapshot takes more than a millisecond, the time beyond a millisecond is multiplied by five in c (`Cadence`). A
-#: process that is about to wait for its reader may take an early snapshot. In the pause before an early snapshot, a
-#: second of waiting for the reader counts as two seconds, so snapshots may take 2 % of an idle process's time.
+#: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100.
+#: In c, the duration beyond the first millisecond counts five times (`Cadence`). A process that is about to wait for
+#: its reader may take an early snapshot. In the pause before an early snapshot, a second of waiting for the reader
+#: counts as two seconds, so snapshots may take 2 % of an idle process's time.
 SECONDS, FACTOR = 0.005, 50.0
 #: In the formula for the pause between snapshots, n is the number of processes, but at least FEWEST and at most MOST.
 #: The pause after a snapshot grows with the number of processes, because a main process that takes items in strict
@@ -73,17 +73,16 @@ class Resumption:
     """The position in an epoch where one child resumes.
 
     Args:
-        content: the sealed snapshot; None for the epoch's beginning.
+        content: the sealed snapshot; None if the child starts at the epoch's beginning.
         starts: for each link over which the child sends items, a tuple of three entries. The tuple's first entry is the
             `Account` of the items that were sent before the snapshot. The tuple's second entry is the number of items
             after the snapshot that the child recomputes but does not send again. The tuple's third entry is the
             checksum after the recomputed items; None if checksums are not compared.
-        turn: the index of the worker's shard that sends the next item or, for the dispatching process, the index of the
-            link for the next item.
+        turn: the index of the shard (in a worker) or of the link (in the dispatching process) for the next item.
         passed: for a worker, the number of completed iterations over the dispatched items.
         share: for a worker, the number and the checksum of the items that it had received in its current iteration over
             the dispatched items.
-        strict: whether sources compare the items that they reread with the items that they read before the snapshot.
+        strict: whether sources check that the items that they reread equal the items before the snapshot.
     """
 
     content: bytes | None = None

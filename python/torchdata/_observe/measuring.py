@@ -46,7 +46,7 @@ class Measuring:
     the times of a replaced worker start at zero.
 
     Args:
-        rank: the label `rank` of all measurements; by default (None), the loader's rank.
+        rank: the value of the label `rank` in all measurements; by default (None), the loader's rank.
     """
 
     def __init__(self, loader: Any, rank: int | None = None) -> None:

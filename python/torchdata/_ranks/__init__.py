@@ -1,7 +1,7 @@
 """Communication between the ranks of a distributed job: a shared seed, and whether each rank still has an item.
 
-Role: the main process of each rank opens a group to communicate with other ranks. All ranks must open their groups in
-the same order, because the ranks of a group find each other by the group's number in this order.
+The main process of each rank opens a group to communicate with other ranks. All ranks must open their groups in the
+same order, because the number in this order identifies a group.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
-Role: requests to the store run in a separate thread, because a request never returns if the store's process is stopped.
+Requests to the store run in a separate thread, because a request never returns if the store's process is stopped.
 """
 
 from __future__ import annotations

@@ -108,8 +108,8 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Makes all groups of the same size use one value. On rank 0 of each group, the result is the value that the
-        first calling group has passed. On all other ranks, the result is `value`.
+        """Makes all groups of the same size use one value. Rank 0 of each group gets the value of the first group that
+        calls this method. All other ranks get their own `value`.
 
         With tensor parallelism, ranks of different data-parallel groups must read the same data, so these groups need
         equal seeds.

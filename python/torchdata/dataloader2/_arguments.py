@@ -1,4 +1,4 @@
-"""Checks the arguments of a loader, and suggests replacements for arguments of other loaders."""
+"""Checks the arguments of a loader, and suggests equivalents for arguments of other loaders."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _INSTEAD_OVER_DATASET = {
 
 
 def refuse_arguments(arguments: Mapping[str, Any], taken: Callable[..., Any], owner: str = "DataLoader2") -> None:
-    """The TypeError for an unknown keyword suggests a replacement, or lists the valid arguments."""
+    """The TypeError for an unknown keyword suggests an equivalent, or lists the valid arguments."""
     known = _INSTEAD if owner == "DataLoader2" else _INSTEAD_OVER_DATASET
     for name, value in arguments.items():
         if name in known:

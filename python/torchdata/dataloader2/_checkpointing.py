@@ -1,7 +1,7 @@
 """Takes the state of a loader at any moment, and resumes from a state.
 
-Role: owned by the loader. The module `state.layout` defines the layout of states, and `_position` handles positions
-inside an epoch. States are taken in any thread, and loaded in the thread that uses the loader.
+A loader owns one `StateKeeper`. The module `state.layout` defines the layout of states, and `_position` handles
+positions inside an epoch. States are taken in any thread, and loaded in the thread that uses the loader.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class StateKeeper:
         self.loaded: LoaderState | None = None
         self.left: LoaderPosition | str | None = None
         self.is_rereading = False
-        #: While an epoch begins: the position and the seeds before its beginning, or the reason why the loader had no
-        #: state.
+        #: While an epoch begins, the position and the seeds from before this epoch, or the reason why they are unknown;
+        #: otherwise None.
         self._before_epoch: LoaderPosition | str | None = None
         self._warned = False
 
@@ -117,7 +117,7 @@ class StateKeeper:
             return position, self._seeds.randomness(), self._pipeline.contract.rank_in_epoch()
 
     def begin(self) -> None:
-        """Begins an epoch. A state that is saved while the epoch begins describes the time before the epoch."""
+        """Begins an epoch. A state that is saved while an epoch begins describes the loader before this epoch."""
         run = self._run
         run.leave()
         with run.held:
@@ -199,7 +199,7 @@ class StateKeeper:
             delivery.begun = True
 
     def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> GraphTemplate | None:
-        """If the loader lacks a pipe, returns a template for copying the pipe in the state; otherwise None."""
+        """Returns None if the loader has a pipe; otherwise, a template that copies the pipe in the state."""
         pipeline = self._pipeline
         if state.is_of_0_9:
             warn_of_0_9(stacklevel=4)
@@ -293,7 +293,7 @@ def _check_alike(states: Mapping[int, LoaderState]) -> None:
 
 
 def _moment(state: LoaderState) -> tuple[str, Any]:
-    """Returns a text that describes when a state was saved, and the seed of the next epoch."""
+    """Returns a pair: a text that describes when the state was saved, and the next epoch's seed."""
     position, randomness = state.position, state.randomness
     if position is None:
         return "between two epochs", None

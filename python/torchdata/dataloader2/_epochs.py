@@ -1,8 +1,8 @@
 """Begins, resumes and ends the epochs of a loader.
 
-Role: owned by the loader. Each `EpochRun` has a `Delivery`, which counts the items, and a `Tracker`, which tracks the
-position. An `EpochRun` runs in the thread that uses its loader. If another thread is computing an item of the loader,
-the thread that begins or ends an epoch waits.
+A loader owns one `EpochRun`, with a `Delivery` that counts the items and a `Tracker` that tracks the position. An
+`EpochRun` runs in the thread that uses its loader. A thread that begins or ends an epoch waits for other threads that
+are computing an item of the loader.
 
 The reading service is notified exactly once that an epoch has ended: after its last item, after an error, when the next
 epoch begins, or at the shutdown.
@@ -50,8 +50,8 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, for access to its attributes; None if it was dropped.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        thread: the id of a thread that has already received the error, so that `next` raises StopIteration in this
-            thread; 0 for no thread.
+        thread: the id of a thread that has already received the error, where `next` raises StopIteration; 0 for no
+            thread.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, thread: int = 0) -> None:
@@ -101,8 +101,8 @@ class EpochRun:
         self.patience: float | None = None
         self.position = Tracker(self)
         self._has_warned_of_idle = False
-        #: The counters at the beginning of the epoch, and a phrase for the message about skipped items, such as "items
-        #: of this epoch"; None if no pipe skips items.
+        #: None if no pipe skips items; otherwise, the counters at the epoch's beginning, and words for the message
+        #: about skipped items, such as "items of this epoch".
         self._counted: tuple[Reading | None, str] | None = None
         self.is_paused = self.is_limited = False
 
@@ -258,8 +258,8 @@ class EpochRun:
         self.delivery.begun = False
 
     def _leave_shards(self) -> None:
-        """Restores the user's reading service and graph, after the main process has run the saved shards of an
-        epoch."""
+        """Restores the user's reading service and graph after a resumed epoch that the main process has run in
+        shards."""
         output, pipeline = self.position.output, self.pipeline
         if output is None or not output.is_local or output.lasts or lasts(pipeline.datapipe):
             return

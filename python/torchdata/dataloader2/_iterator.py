@@ -1,6 +1,6 @@
 """The iterator of a loader.
 
-Role: an iterator yields the items of one epoch, while it is the loader's valid iterator. The iterator runs in the main
+An iterator yields the items of one epoch, while it is the loader's valid iterator. The iterator runs in the main
 process. If several threads read the loader, they take turns.
 
 `__next__` runs for every item, so the native class `DeliveryIterator` implements it. `DeliveryIterator` calls methods

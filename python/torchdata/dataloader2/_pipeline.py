@@ -1,8 +1,8 @@
 """The pipeline of a loader: the pipe graph, and the service that runs it.
 
-Role: a loader runs copies of the user's graph and service. The loader also keeps unchanged copies of the graph and of
-the service, to recreate the running copies. Only the thread that begins an epoch or loads a state may change the graph
-or the service.
+A loader runs copies of the user's graph and service. The loader also keeps unchanged copies of the graph and of the
+service, to recreate the running copies. Only the thread that begins an epoch or loads a state may change the graph or
+the service.
 """
 
 from __future__ import annotations
@@ -162,8 +162,8 @@ class Pipeline:
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies other ranks that this rank has left the epoch. If `for_good` is True, all ranks except this one
-        raise an error."""
+        """Notifies other ranks that this rank has left the epoch. If `for_good` is True, all other ranks raise an
+        error."""
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
                 pipe.leave(for_good)

@@ -1,8 +1,8 @@
 """Saves the position of a loader inside an epoch at any moment, and resumes from a saved position.
 
-Role: this module runs in the main process, in any thread that requests a state, including in a signal handler. The
-`Delivery` of the loader counts the items that the user has received. The engine records the positions of the workers.
-While a thread waits for an item, another thread can save a state.
+This module runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery`
+of the loader counts the items that the user has received. The engine records the positions of the workers. While a
+thread waits for an item, another thread can save a state.
 
 Pipes that run in the main process can be inspected only between two items. A *mark* is a state of the main process's
 pipes that the loader has recorded between two items. User code may request a state even while an item is being
@@ -76,8 +76,8 @@ class Tracker:
         self._yielded_before = 0
         #: In a resumed epoch, the number of workers' items that the main process's pipes had buffered; otherwise 0.
         self._held_before = 0
-        #: The number of delivered items at the loaded state, and the positions of the shards after these items; -1 and
-        #: None if no state was loaded in this epoch.
+        #: The number of delivered items in the loaded state, and the shards' positions after these items; -1 and None
+        #: without a loaded state.
         self._loaded_apart: tuple[int, WorkersPosition | None] = -1, None
         #: The marks (recorded positions) of the running epoch, oldest first. The first mark is the position where the
         #: epoch began or resumed.
@@ -136,7 +136,7 @@ class Tracker:
         return mark.at(received, seconds=seconds, shards=output.shards, without_held=apart)
 
     def _without_held(self, mark: Position, received: int, output: WorkerOutput) -> WorkersPosition | None:
-        """Returns the positions of the shards after the delivered items, if known, for `Position.without_held`."""
+        """Returns `Position.without_held`: the shards' positions after the delivered items, or None if unknown."""
         drop = received - mark.received
         if not self.hands_on or (mark.graph is None and not drop):
             return None
@@ -154,8 +154,8 @@ class Tracker:
         return output.lacking(None) if mark.workers is None else mark.lacking
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest position that was recorded until the moment `items_ago` items ago, and the number of items
-        that the user had received at that moment.
+        """Returns the newest recorded position before the last `items_ago` items, and the number of items delivered
+        before these items.
         """
         received = self._delivery.received - items_ago
         if received < 0:
@@ -241,8 +241,7 @@ class Tracker:
             from its beginning.
         """
         if entry.restores:
-            # If the epoch was resumed, `entry.yielded` also counts items from before the loaded state, so their number
-            # is subtracted.
+            # `entry.yielded` also counts the items before a loaded state, so their number is subtracted.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
@@ -316,8 +315,8 @@ class Tracker:
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
-        # Pipes that were restored from a state may contain undelivered items, so the number of delivered items does not
-        # determine the state of these pipes.
+        # Restored pipes may contain undelivered items, so the number of delivered items does not show the state of
+        # these pipes.
         self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
             output.resumes = resumed is not None
@@ -344,7 +343,7 @@ class Tracker:
             load_generators(mark.beginning)
 
     def _require_same_process(self, position: Position) -> None:
-        """Raises ValueError if workers run the graph now but did not when the position was taken, or vice versa."""
+        """Raises ValueError if only one of the two runs, the saved run and this run, has workers."""
         if position.in_main != (self.output is None):
             raise ValueError(
                 f"this state was saved while {'workers' if self.output is None else 'the main process'} ran the "
@@ -416,15 +415,15 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # a stored exception would keep the processes alive
             return
-        # If the pipes' state at the end could not be saved, `position` contains an earlier state. A resumed loader then
-        # rereads items, so the output is not marked as finished.
+        # If the state of the pipes at the epoch's end could not be saved, `position` contains an earlier state. A
+        # loader that resumes from the earlier state rereads items, so the output is not marked as finished.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
         self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: Sequence[PipeEntry], output: WorkerOutput) -> Sequence[PipeEntry]:
-        """Returns `graph`, the states of the pipes, but marks the state of `output` as finished if all items of the
+        """Returns the states of the pipes in `graph`; the state of `output` is marked as finished if all items of the
         workers were read.
         """
         token = token_of(output)
@@ -483,7 +482,7 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Prevents `fullsync` at the end of a graph from synchronizing with other ranks for items that are recomputed.
 
-    Ranks may recompute different numbers of items, so synchronized ranks would wait for each other at different items.
+    Each rank may recompute another number of items, so the calls that synchronize the ranks would not match.
 
     Args:
         drop: the number of recomputed items to drop after loading the state.

@@ -29,7 +29,7 @@ class SavedPositions:
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
         """Returns whether the saved epoch began in workers, or with another number of ranks than now. A loader without
-        workers runs the shards of such an epoch in its main process.
+        workers resumes this epoch by running its shards in the main process.
         """
         if not all(position.in_main for position in self.positions.values()):
             return True
@@ -97,7 +97,7 @@ class SavedPositions:
         return position._replace(graph=graph)
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
-        """Makes the resumed epoch use the seeds of the saved epoch, even if only one of the two epochs has several
+        """Makes the resumed epoch use the saved epoch's seeds, even if only one of these two epochs runs on several
         ranks."""
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:

@@ -47,8 +47,8 @@ class Seeds:
         self.generator, self.is_restored = copy.copy(self.initial), is_restored
 
     def agree(self) -> None:
-        """Reseeds the generator with its next shared seed, as the ranks of a distributed job do, so that the seeds are
-        the same without ranks."""
+        """Reseeds the generator as the ranks of a distributed job do, so that a loader without ranks gets the same
+        seeds."""
         self.generator.seed(self.generator.generate_shared_seed())
         self.initial = copy.copy(self.generator)
 

@@ -1,8 +1,8 @@
 """`DataLoader2`: a pipe graph, the adapters that change it and the reading service that runs it.
 
-Role: a loader owns copies of the graph and of the reading service, and has one valid iterator. It shuts the service
-down. Any thread of the main process may use a loader, but only one thread at a time can begin an epoch, load a state or
-shut the loader down.
+A loader owns copies of the graph and of the reading service, and has one valid iterator. It shuts the service down. Any
+thread of the main process may use a loader, but only one thread at a time can begin an epoch, load a state or shut the
+loader down.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             program waits for more than the fraction `wait_warning` of an epoch of at least 10 seconds, a
             `RuntimeWarning` with the result of `diagnose()` is issued once. `wait_warning=None`, or
             `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
-        of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names a
-            replacement.
+        of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names the
+            equivalent in this package.
 
     Raises:
         TypeError: an argument has the wrong type, or an attribute of the pipe or the service cannot be copied.
@@ -166,8 +166,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
-        # if there are adapters, `Pipeline` checks the adapted object instead of the given object, because an adapter
-        # may turn an object into a pipe
+        # an adapter may turn another object into a pipe, so with adapters, `Pipeline` checks the adapted object
         if datapipe is not None and datapipe_adapter_fn is None:
             require_pipe(datapipe)
         # `GraphTemplate` copies the service, and raises an error if the service is already in use
@@ -265,12 +264,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 None (the default) for one shard for each worker.
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`; None by default.
             splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items.
-                With None, an iterable is assumed to divide its items if its library does so, or if its code uses
-                `get_worker_info` and `num_workers`. If the loader wrongly assumes that an iterable divides its items,
-                workers read the same items, and an error is raised.
+                If `splits_itself` is None, the loader assumes that iterables of some libraries, and iterables that use
+                `get_worker_info` and `num_workers`, divide their items. If this assumption is wrong, workers read the
+                same items, and an error is raised.
             stats, stall_warning, wait_warning: the arguments of `DataLoader2` with these names, with the same defaults.
-            of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names a
-                replacement.
+            of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names the
+                equivalent in this package.
 
         Returns:
             The loader.

@@ -84,9 +84,9 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
     """Finds likely mistakes in a graph that is to run in worker processes.
 
     `lint` finds items that several workers or no worker would yield, a `sharding_filter` without a `shuffle` before it,
-    and expensive functions before the filter. `lint` also finds a mix in a fixed pattern before
-    `.sharding_filter().batch(n)`, such as a `mux`, or a `zip` of batches that are then flattened. With such a mix, the
-    batches of each worker would contain the inputs in another ratio.
+    and expensive functions before the filter. `lint` also finds pipes that mix their inputs in a fixed pattern, such as
+    `mux`, before `.sharding_filter().batch(n)`. With such a mix, the batches of each worker would contain the inputs in
+    another ratio.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -398,7 +398,7 @@ _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Returns whether the pipe calls a user's function, other than a built-in function, which is fast."""
+    """Returns whether the pipe calls a user's function; built-in functions are ignored, because they are fast."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")

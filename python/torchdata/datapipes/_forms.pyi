@@ -1,6 +1,6 @@
 """The functional forms of all pipes as typed methods. Written by `make stubs`: do not edit.
 
-Role: only type checkers and editors read this file. At run time, the functional forms of pipes come from registries.
+Only type checkers and editors read this file. At run time, the functional forms of pipes come from registries.
 Functional forms that users register are not included in this file: see `functional_datapipe`.
 """
 

@@ -1,7 +1,7 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
-Role: registers functional forms, implements the pickling hooks, and ensures that each pipe has only one valid iterator
-at a time.
+This module registers functional forms, implements the pickling hooks, and ensures that each pipe has only one valid
+iterator at a time.
 """
 
 from __future__ import annotations
@@ -131,8 +131,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            # A subclass has called `super().__iter__()`, so the `__iter__` of the subclass has already begun the
-            # iteration.
+            # The `__iter__` of a subclass has called `super().__iter__()`, so it has already begun the iteration.
             return function(self)
         try:
             return begin_iteration(self, function)
@@ -297,8 +296,8 @@ class _CommonPipe:
 
 
 class _PipeMeta(ABCMeta):
-    """The metaclass of pipes. If a user adds a public method to a base class, the method is also added to torch's
-    pipes. If code assigns a new `__iter__` to a pipe class, `_hook_iter` wraps the function."""
+    """The metaclass of pipes. A public method that a user adds to a base class of pipes is also added to torch's pipes.
+    If code assigns a new `__iter__` to a pipe class, `_hook_iter` wraps the function."""
 
     counterpart: Counterpart
 

@@ -83,7 +83,7 @@ def threads_paused(pipes: list[Any], patience: float | None = None) -> AbstractC
             the `patience` of each pipe.
 
     Raises:
-        TimeoutError: when the context is entered, a thread is busy with one item for too long.
+        TimeoutError: when the context is entered, a thread needs more than `patience` seconds for an item.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -206,7 +206,7 @@ class _Saving:
         """Returns the ids of the pipes that a resumed run must continue to read.
 
         Args:
-            alone: whether to include the main pipe of a split such as `fork` if a child of this split has not begun to
+            alone: whether to include the main pipe of a split such as `fork`, because a child that has not begun may
                 read it.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()

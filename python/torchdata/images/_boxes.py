@@ -41,9 +41,9 @@ def random_resized_crop(
 ) -> Box:
     """Returns a random part of an image, by the rules of torchvision's `RandomResizedCrop`.
 
-    The fraction of the area is uniform within `scale`. The logarithm of width over height is uniform within the
-    logarithms of `ratio`. If a random box exceeds the image, another box is drawn, up to ten in total. If all ten
-    random boxes exceed the image, the result is the largest centered box with a ratio within `ratio`.
+    The fraction of the image's area is uniformly distributed within `scale`, and the logarithm of width / height within
+    the logarithms of `ratio`. If a random box exceeds the image, another box is drawn, up to ten in total. If all ten
+    boxes exceed the image, the result is the largest centered box with a ratio within `ratio`.
 
     Args:
         rng: the generator to draw from: a `random.Random`, a `numpy.random.Generator` or a `torch.Generator`.
@@ -96,8 +96,8 @@ def center_crop(width: int, height: int, share: float = 0.875, ratio: float = 1.
     With `size=224` and the share 0.875, the result corresponds to torchvision's `Resize(256)` and `CenterCrop(224)`.
 
     Args:
-        width: the width of the uncropped image in pixels, at least 1. This is not checked: for a smaller width or
-            height, the result is not a valid box.
+        width: the width of the uncropped image in pixels, at least 1. For a smaller width or height, no error is
+            raised, and the result is not a valid box.
         height: the height of the uncropped image in pixels, as for `width`.
         share: the size of the crop along each axis, as a fraction of the largest box with the given ratio; 0.875 by
             default.

@@ -1,6 +1,6 @@
 """The functions that decode images: `decode` for one image, and `decode_batch` for a block of images.
 
-Role: `decode_batch` starts threads if requested, and ends them before it returns.
+`decode_batch` starts threads if requested, and ends them before it returns.
 """
 
 from __future__ import annotations

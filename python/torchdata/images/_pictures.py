@@ -31,7 +31,7 @@ class DecodablePicture(Protocol):
 
     def reduce(self, width: int, height: int) -> int:
         """Reduces the size of the decoded image by a factor of 2, 4 or 8, and returns the factor. If an image of half
-        the size would be smaller than `width` or `height`, returns 1 without reducing it."""
+        the size would be smaller than `width` or `height`, returns 1 without a reduction."""
 
 
 class _Room(threading.local):

@@ -1,6 +1,6 @@
 """The counters of a `Loader` of nodes.
 
-Role: the statistics count the items that the loader yields, and the items that the processes of nodes compute. With
+The statistics count the items that the loader yields, and the items that the processes of nodes compute. With
 `stats="full"`, a wrapper around the iterator of each node also counts and times the items of this node.
 """
 
@@ -24,7 +24,7 @@ from torchdata.nodes.base_node import BaseNode, nodes_of, sources_of
 class NodeRecorder(BatchRecorder):
     name = NODES
 
-    #: The counters of all nodes, as rows of a table, and the number of the row for the loader.
+    #: The table of counters, with a row for each node, and the number of the loader's row.
     _bound: tuple[Counting, int] | None = None
 
     def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:

@@ -1,7 +1,7 @@
 """Reads and checks the fields of a node's saved state, and requests the states of its sources.
 
-Role: nodes that read ahead request the state of their source at each item. If the source cannot return its state, the
-error is stored, and raised only if the program requests a state.
+Nodes that read ahead request the state of their source at each item. If the source cannot return its state, the error
+is stored, and raised only if the program requests a state.
 """
 
 from __future__ import annotations

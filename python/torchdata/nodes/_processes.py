@@ -1,7 +1,7 @@
 """The processes of a ParallelMapper, which receive items from threads of the main process, and return results.
 
-Role: a thread of the main process sends one item, or several small items in one message, and waits for the results.
-Each result is sent when it is ready, so if a process exits, only the results of unfinished items are lost.
+A thread of the main process sends one item, or several small items in one message, and waits for the results. Each
+result is sent when it is ready, so if a process exits, only the results of unfinished items are lost.
 
 The first message to a process also contains its worker number and the base seed, for seeding the generators of the
 process. The base seed is the number that PyTorch's loader would draw from torch's global generator. The base seed is
@@ -45,8 +45,8 @@ _local = threading.local()
 
 @contextmanager
 def one_reset() -> Iterator[None]:
-    """Within this context, `base_seed` draws from one copy of the global generator, so that each call in this thread
-    returns another number."""
+    """Within this context, all calls of `base_seed` in this thread draw from one copy of the global generator, so their
+    results differ."""
     if getattr(_local, "copy", None) is not None:
         yield
         return
@@ -118,8 +118,8 @@ class MapWorker:
         #: The number of processes that were killed because of the current item.
         self._tries = 0
         self._read(group, output)
-        #: A thread holds this lock while it waits for results of the process, because after a reset, an earlier thread
-        #: may still be waiting for its results.
+        #: Only one thread at a time may wait for results of the process; after a reset, an earlier thread may still be
+        #: waiting.
         self._calling = threading.Lock()
         self._number = 0
         #: Seconds that the process spent on its last items, without waits.

@@ -1,7 +1,7 @@
 """Reads a source ahead in threads, with an exact position, for ParallelMapper, Prefetcher and PinMemory.
 
-Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
-takes an item from the source. While this thread processes the item, another thread can take the next item.
+The thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time takes
+an item from the source. While a thread processes its item, another thread can take the next item.
 
 The queue stores the results and the position: a snapshot of the source, and the numbers of the items that were yielded
 after the snapshot. A resumed node rereads the items that were being processed when the state was saved.
@@ -53,8 +53,8 @@ class _Work(ReadAhead):
             yields fewer.
         **options: further arguments of the queue: `in_order`, `position` and `grows`. `position` is the loaded state: a
             snapshot of the source, the number of items to drop after the snapshot, and the numbers of later items to
-            drop. `grows` is None if `limit` is fixed. If `limit` may grow, `grows` is a tuple of the highest limit for
-            small items, the number of small items that were read in a row, and the current limit.
+            drop. `grows` is None if `limit` is fixed. If `limit` may grow, `grows` contains the highest limit for small
+            items, the number of consecutive small items, and the current limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:
@@ -130,8 +130,8 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Calls the function with an item. Returns the slot in the queue that is reserved for this thread's next item,
-        or None."""
+        """Calls the function with an item. Returns the queue's slot for this thread's next item; None if no slot was
+        reserved."""
         try:
             result = function(item)
         except StopIteration as error:

@@ -192,8 +192,7 @@ class IteratingNode(BaseNode[T]):
         except Exception:
             raise
         except BaseException:
-            # An exception such as KeyboardInterrupt has interrupted a generator, a pipe, or `add`, so an item may be
-            # lost.
+            # An interrupted generator, pipe or call of `add` may have lost an item, so the node rereads its iterable.
             if item is not _NONE or self._stateful is not None or getattr(self._iterator, "gi_frame", self) is None:
                 self._use(_Interrupted(self))
             raise

@@ -1,6 +1,6 @@
 """The base class of all nodes, `BaseNode`, and helper functions for reading sources.
 
-Role: one thread at a time reads a node. After a reset of a node, only this node may read its sources.
+One thread at a time reads a node. After a reset of a node, only this node may read its sources.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NEVER = object()
 class NotReset:
     """The initial value of `_advance`: a function that raises an error, because the node was never reset.
 
-    `_advance` is an attribute of each node, because a method `_advance` of `BaseNode` would slow down the access.
+    `_advance` is an attribute of each node, because looking up a method of `BaseNode` would be slower.
     """
 
     def __init__(self, name: str) -> None:

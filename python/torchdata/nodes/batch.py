@@ -180,8 +180,8 @@ class Unbatcher(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         if self._skipped and initial_state is None:
-            # If the loaded position was not used before a new epoch begins, the batch at this position is read first,
-            # because the source's new epoch may depend on the source's position.
+            # Before a new epoch, the node first moves to an unused loaded position, because the source's next epoch may
+            # depend on it.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

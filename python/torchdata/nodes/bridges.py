@@ -84,8 +84,8 @@ class NodePipe(IterDataPipe[T]):
 
     def reset(self) -> None:
         if self._restored is not None and not self._began_for_state:
-            # If the loaded position was not used before a new epoch begins, the node is first reset to this position,
-            # because the node's new epoch may depend on its position.
+            # Before a new epoch, the node is first reset to an unused loaded position, because its next epoch may
+            # depend on it.
             self.source_node.reset(self._restored)
             self._restored = None
 

@@ -1,7 +1,6 @@
 """Loader: reads a graph of nodes in several epochs, and saves its state.
 
-Role: several threads may share the loader, but only one thread at a time begins an epoch, reads an item or saves a
-state.
+Several threads may share the loader, but only one thread at a time begins an epoch, reads an item or saves a state.
 """
 
 from __future__ import annotations
@@ -233,7 +232,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _item: Any = _NONE
     _before_item: Any = None
     #: The number of items that had been yielded when the loaded state was saved, or None. If no further item follows,
-    #: the state is from the end of an epoch, and the iterator begins the next epoch.
+    #: the iterator begins the next epoch.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:

@@ -1,6 +1,6 @@
 """Mapper, ParallelMapper: call a function with each item.
 
-Role: `ParallelMapper` reads an inner node: `_InlineMapper` without workers, or `_ThreadMapper`. The threads of
+`ParallelMapper` reads an inner node: `_InlineMapper` without workers, or `_ThreadMapper`. The threads of
 `_ThreadMapper` call the function, or send the items to processes.
 """
 
@@ -194,7 +194,7 @@ class ParallelMapper(PassingNode[T]):
         prebatch: the number of items that a worker receives together; None (the default) for single items. Sending
             several items together saves time if they are small.
         on_worker_exit: what happens if a process exits. "error" (the default) raises `WorkerExitedError`. "restart"
-            replaces the process, issues a `RuntimeWarning`, and gives the item of the process to the replacement. If
+            replaces the process, issues a `RuntimeWarning`, and gives the item to the new process. If
             processes exit three times at the same item, `WorkerExitedError` is raised.
         timeout: the number of seconds within which a process must return the result for an item; None (or 0) for no
             limit. The timeout does not apply to threads, because a thread cannot be killed.

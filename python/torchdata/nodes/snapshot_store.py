@@ -1,6 +1,6 @@
 """Containers for snapshots, for user-defined nodes that were written for PyTorch's torchdata.
 
-Role: a thread reads a source and adds the positions of the source to a store, and the node takes the positions from the
+A thread reads a source and adds the positions of the source to a store, and the node takes the positions from the
 store.
 """
 

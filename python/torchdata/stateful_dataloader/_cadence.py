@@ -75,8 +75,8 @@ def next_due(now: float, took: float) -> float:
     """Returns the time of the next snapshot, which is a multiple of a period: `_AT_LEAST` times a power of two.
 
     The main process receives batches from the workers in turn, so a worker that takes a snapshot delays all workers.
-    The periods are powers of two, because their multiples often coincide, and snapshots that several workers take at
-    the same time cause only one delay.
+    The periods are powers of two, so that several workers often take snapshots at the same time, which causes only one
+    delay.
 
     Args:
         took: the duration of the last snapshot in seconds.

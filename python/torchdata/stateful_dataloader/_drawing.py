@@ -1,14 +1,14 @@
 """Provides the random generators of a loader, which determine orders and seeds. A resumed loader draws the original
 numbers, even if the program has seeded the global generators differently.
 
-Role: a state contains the positions of all generators for orders and seeds. A resumed loader sets its own generators to
-the saved positions. The global generators belong to the program, so the loader draws from *displaced* copies, which
-start at the saved positions. A draw from a global generator also advances its copy, and a draw from the copy also
-advances the global generator. If the program seeds the global generator, the loader drops the copy.
+A state contains the positions of all generators for orders and seeds. A resumed loader sets its own generators to the
+saved positions. The global generators belong to the program, so the loader draws from *displaced* copies, which start
+at the saved positions. A draw from a global generator also advances its copy, and a draw from the copy also advances
+the global generator. If the program seeds the global generator, the loader drops the copy.
 
 If a sampler cannot save its state, `Replay` sets the generators to their states from the epoch's beginning, and rereads
-the sampler. Because other code may also have used the generators within the epoch, `Draws` has recorded the generators'
-states after each such use. A checksum of some indices shows whether the sampler has repeated its order.
+the sampler. Other code may use the generators within an epoch, so `Draws` records the generators' states when the
+sampler draws after such a use. A checksum of some indices shows whether the sampler has repeated its order.
 """
 
 from __future__ import annotations
@@ -69,11 +69,10 @@ class Drawing:
         #: global generators, because the dataset may use any of them.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: The state of each displaced copy, and the state of its global generator at the same time.
+        #: For each displaced copy, its state, and the state that its global generator had at the same moment.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: For each global generator, its state and its count in `_restores` at the time when this loader loaded a
-        #: state.
+        #: For each global generator, its state and its count in `_restores` when this loader last loaded a state.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -265,7 +264,7 @@ class Draws:
         self._moment = self._drawing.now(moved) if moved else {}
 
     def is_within(self) -> bool:
-        """Returns whether the sampler has drawn random numbers since the current read of an index or a batch began."""
+        """Returns whether the sampler has drawn random numbers since the last call of `before`."""
         return self._drawing.marks() != self._before
 
     def after(self, number: int, drawn: int, indices: list[Any]) -> None:
@@ -273,7 +272,7 @@ class Draws:
 
         Args:
             number: the number of indices that were read before `indices`.
-            drawn: `number` or, if the sampler returns batches, the number of batches that were read before `indices`.
+            drawn: how many indices, or batches of indices, the sampler returned before `indices`.
         """
         digest = self._digest
         while number <= digest.next < number + len(indices):

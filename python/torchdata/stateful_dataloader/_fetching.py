@@ -1,8 +1,8 @@
 """Reads the samples of a batch from the dataset and collates them, as PyTorch's fetchers do.
 
-Role: if the dataset raises an exception for a sample, the fetcher adds a note with the number of the sample, or omits
-the sample. If Ctrl-C interrupts a batch of an iterable dataset, the next call continues with the samples that were
-already read.
+If the dataset raises an exception for a sample, the fetcher adds a note with the number of the sample, or omits the
+sample. If Ctrl-C interrupts a batch of an iterable dataset, the next call continues with the samples that were already
+read.
 """
 
 from __future__ import annotations

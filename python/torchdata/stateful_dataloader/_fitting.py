@@ -1,8 +1,8 @@
 """Checks whether a saved state fits a loader, and creates a loader's state before its first loop.
 
-Role: a state from between two epochs fits even a loader with another length of the dataset or another number of ranks.
-A state from within an epoch fits only a loader with the same order. A state from before the epoch's first batch fits
-any order; the epoch then starts over in the new order.
+A state from between two epochs fits even a loader with another length of the dataset or another number of ranks. A
+state from within an epoch fits only a loader with the same order. A state from before the epoch's first batch fits any
+order; the epoch then starts over in the new order.
 
 `unstarted_at` creates a loader's state without iterating over the dataset or the sampler.
 """
@@ -114,8 +114,8 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
 
 
 def _state_of(one: Any) -> Any:
-    """Returns the state of `one`: None for an object without a state, and `UNKNOWN` for an object that has a state only
-    during an iteration."""
+    """Returns the state of an object: None without a state, and `UNKNOWN` if it has a state only during an
+    iteration."""
     if not is_stateful(one):
         return None
     try:

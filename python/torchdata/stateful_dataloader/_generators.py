@@ -1,7 +1,7 @@
 """Reads, sets and saves the random generators that determine orders, worker seeds and samples.
 
-Role: `read` and `write` exchange a generator's state as an opaque value, which is fast. `encoded` converts an opaque
-value to plain values, which a saved state contains, and `decoded` checks and converts plain values.
+`read` and `write` exchange a generator's state as an opaque value, which is fast. `encoded` converts an opaque value to
+plain values, which a saved state contains, and `decoded` checks and converts plain values.
 
 The default generators of torch, NumPy and Python are Mersenne Twisters. The state of a Mersenne Twister consists of 624
 words of 32 bits and the index of the next word. A torch generator that is set to the words of a NumPy or Python
@@ -291,8 +291,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     """Returns how many words lie between two positions; None if `target` precedes `origin` or is too far away.
 
     Args:
-        seeded: a new generator with the seed of `origin`, if the seed is known. If `target` is nearer to `seeded` than
-            to `origin`, the program has reseeded the generator, and None is returned.
+        seeded: a new generator with the seed of `origin`, if the seed is known. Returns None if `target` is nearer to
+            `seeded` than to `origin`, because the program has then reseeded the generator.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0

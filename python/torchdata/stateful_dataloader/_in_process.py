@@ -1,7 +1,7 @@
 """The iterators of a loader without workers, which read in the main process.
 
-Role: `ShardsInProcessIterator` finishes an epoch that workers have begun, by reading their shards in turn. Each shard
-has a copy of the dataset, random generators and worker info, as in a worker process. Between two batches, the program's
+`ShardsInProcessIterator` finishes an epoch that workers have begun, by reading their shards in turn. Each shard has a
+copy of the dataset, random generators and worker info, as in a worker process. Between two batches, the program's
 generators and worker info are restored.
 """
 
@@ -261,8 +261,8 @@ class LocalPool:
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
         """Within this context, the global generators and the worker info belong to `shard`. If `shard` is None, the
-        caller creates a shard within the context. A `with` statement must enter `self._program` before, because its
-        native `__exit__` restores the generators of the program even if Ctrl-C interrupts this method."""
+        caller creates a shard within the context. Callers must enter `self._program` first, because its native
+        `__exit__` restores the program's generators even after Ctrl-C."""
         self._running, self._program.other = shard, None if shard is None else shard.globals
         try:
             if shard is not None:

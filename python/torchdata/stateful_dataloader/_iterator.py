@@ -49,7 +49,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._facts = facts_of(loader)
-        #: The loader, if it has loaded a state since this iterator was created; `_successor` is then the iterator that
+        #: The loader, if it has loaded a state since this iterator was created. `_successor`: the iterator that then
         #: replaces this iterator.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
@@ -177,7 +177,7 @@ class StatefulIterator(_BaseDataLoaderIter):
 
         Args:
             waiting: the drawn indices of batches that the user has not received, in drawing order.
-            positions_at: a function that takes `Moments.program` and returns the reading positions.
+            positions_at: a function of `Moments.program` that returns the positions of the readers.
         """
         reading = self._reading
         batches = (self._num_completed, (reading.batch_size or 0) * reading.auto_collation)

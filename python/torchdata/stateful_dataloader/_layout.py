@@ -1,14 +1,14 @@
 """Defines the keys of a `StatefulDataLoader` state. Programs inspect states, so the keys have the same meaning as in
 torchdata 0.8 to 0.11. A state describes the position after the last batch that the user received. The keys are the same
 before, during and after an epoch, because `torch.distributed.checkpoint` ignores keys that the state of a new loader
-lacks. The states of a user's iterators have unknown keys, so they are stored under the key `OURS`. All data that
-torchdata 0.11 does not save are also stored under this key. The value of `OURS` is a tuple with a single dict, because
-a checkpoint treats a tuple as one value. The dict has these keys:
+lacks. Because a checkpoint would also ignore unknown keys in the states of a user's iterators, `OURS` contains these
+states, and all data that torchdata 0.11 does not save. The value of `OURS` is a tuple with a single dict, because a
+checkpoint treats a tuple as one value. The dict has these keys:
 
 - "generators": the states of the generators for orders and seeds. The key "now" contains the generators' states when
   the loader's state was saved. For samplers that cannot save their positions, "iter" contains the states before the
-  sampler's iterator was created, and "first" the states before its first index. A generator's state is omitted in
-  "first" if it equals the state in "iter", and in "now" if it equals the state in "first".
+  sampler's iterator was created, and "first" the states before its first index. Each of "first" and "now" contains only
+  the states that changed after the preceding moment.
 - "indices": the indices that the sampler had returned before its state was saved, for batches that the user had not
   received. The key "indices" exists for loaders with `in_order=False` and, for a user's sampler, before the first batch
 - "indices_since": the number of indices that were drawn after the sampler's state was saved
@@ -22,8 +22,8 @@ a checkpoint treats a tuple as one value. The dict has these keys:
 - "skipped": if samples may be skipped, the number of skipped samples by kind of exception, and the number of all
   samples
 - "workers", or "reading" without workers: for each worker, the part of its position that torchdata 0.11 does not save
-- "sampler": the complete states of a user's sampler and its iterator, because a checkpoint may drop parts of the states
-  under the keys of torchdata 0.11
+- "sampler": a second copy of the states of a user's sampler and its iterator, because a checkpoint may drop parts of
+  the first copy
 - "loader": properties, such as the sampler's class, that must be the same in the saved loader and in the loader that
   loads the state
 - "unstarted": whether no batch had been read when the state was saved
@@ -331,8 +331,8 @@ def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
-    """Returns `theirs[key]`, the value of a key of torchdata 0.11, and takes a missing value, or missing entries of a
-    dict, from `ours`."""
+    """Returns `theirs[key]`, the value of a key of torchdata 0.11. Missing values and missing entries of a dict are
+    taken from `ours`."""
     if not fills:
         return theirs[key]
     if key not in theirs or (theirs[key] is None and key in _HIDDEN):
@@ -347,7 +347,7 @@ def _completed(position: ReadingPosition, more: dict[str, Any], received: int) -
     """Adds `more`, the data that torchdata 0.11 does not save, to `position`.
 
     Args:
-        received: the number of received batches in the epoch; "since" in `more` must not exceed this number.
+        received: the number of received batches in the epoch, which is the highest valid value of "since" in `more`.
     """
     is_list = isinstance(position.since, list)
     since, follows_end = more.get("since", [] if is_list else 0), None

@@ -1,8 +1,8 @@
 """Determines the order of an epoch: draws the next index or batch, and saves and restores the order.
 
-Role: indices are drawn from the loader's sampler as in PyTorch's loader. If workers read ahead, the sampler has
-returned indices of batches that the user has not received. A state contains the position after the last received batch,
-not after the last drawn index. The data in a state depend on the sampler:
+Indices are drawn from the loader's sampler as in PyTorch's loader. If workers read ahead, the sampler has returned
+indices of batches that the user has not received. A state contains the position after the last received batch, not
+after the last drawn index. The data in a state depend on the sampler:
 
 - For PyTorch's `RandomSampler`, a state contains the generator's state before the order was drawn, and the number of
   indices that the user has received.
@@ -110,7 +110,7 @@ class IndexOrder:
         """Begins an epoch. `note_random` records the generators' states, and must be called before the sampler's
         iterator is created."""
         self._iterator: Iterator[Any] = iterator
-        # Indices that were drawn in advance. `draw` returns these indices before it draws new indices.
+        # Indices that were drawn in advance. `draw` first returns the indices in `_pending`, and then draws new ones.
         self._pending: deque[Any] = deque()
         #: The index that `draw` is about to return, so that Ctrl-C cannot lose the index. The index is stored in
         #: `_read` until `drawn` counts it, and then in `_counted`.
@@ -289,8 +289,7 @@ class IndexOrder:
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
             iterator = self._iterator.state_before(self._size_of(waiting))
         state = OrderState(received, None, iterator, indices=indices, batch_size=self._size, epoch=epoch)
-        # The state of a `RandomSampler` contains the state of its generator, so the order can be drawn again without
-        # the data that `_with_beginning` adds.
+        # The state of a `RandomSampler` suffices to draw the order again, because it contains the generator's state.
         is_random = type(inner) is RandomSampler and (self._sampler is inner or type(self._sampler) is BatchSampler)
         if self._is_plain or is_random or finished:
             return lambda now: state._replace(generators=encoded(now))
@@ -314,8 +313,8 @@ class IndexOrder:
             digest=None if self._is_known or not self.drawn else self._draws.digest,
         )
         encoded, iter_, first = self._drawing.encoded, self._at_iter, self._at_first
-        # If the draw of the first index was not finished, a resumed sampler repeats this draw, so the state contains
-        # the generators' states from before the draw.
+        # A first draw that was not finished is repeated after resuming, so the generators' states from before it are
+        # saved.
         is_within = (self._is_drawing or self._is_cut) and self._read is _NONE
         unread = first if is_within and not self.drawn else None
 
@@ -350,8 +349,8 @@ class IndexOrder:
             self._pending, self._counted = deque([*self._pending, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds to `state` the sampler's last recorded state before the batches that the user has not received. The
-        second result contains the generators' states that were recorded together with the sampler's state."""
+        """Adds to `state` the sampler's last recorded state before the batches that the user has not received. Also
+        returns the generators' states that were recorded together with the sampler's state."""
         if not self._kept and self._read is not _NONE:
             self._keep(1)
         if not self._kept:
@@ -368,8 +367,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif received > number:
             state = state._replace(indices_since=received - number)
-        # A resumed sampler repeats the draws after its recorded state, so the result contains the generators of these
-        # draws, as they were when the state was recorded.
+        # A resumed sampler repeats the draws after its recorded state, so the states that its generators then had are
+        # saved.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -432,8 +431,7 @@ class IndexOrder:
         if batches is not None:
             samples = samples_in(state.iterator)
             received = received * size if samples is None else samples
-        # The last indices of a sampler may not fill a batch, so after the end of the sampler, `ahead` includes up to
-        # one further batch.
+        # At the end of a sampler, some indices may not fill a batch, so `ahead` includes up to one more batch.
         ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
@@ -473,8 +471,8 @@ class IndexOrder:
             next(self._iterator)
         except StopIteration:
             return
-        # The sampler has returned an index after its last index, so it has begun its next epoch. Loading its state a
-        # second time moves the sampler back to the end.
+        # The sampler has returned an index after its last index, so it has begun its next epoch. Loading the saved
+        # state a second time moves the sampler back to the end of its epoch.
         inner = innermost_of(self._sampler)
         of_batches = state.iterator or {} if isinstance(self._iterator, BatchIndices) else {}
         if is_stateful(self._sampler) and state.sampler is not None:

@@ -1,12 +1,12 @@
 """The worker processes of one iterator. The main process sends orders (requests for batches) to the workers, and
 receives batches.
 
-Role: a `Collector` receives the workers' batches in turn, and detects exited workers and timeouts. If a worker's
-command link is full, the main process queues further orders (batch requests) instead of waiting, because the worker may
-be waiting for the main process.
+A `Collector` receives the workers' batches in turn, and detects exited workers and timeouts. If a worker's command link
+is full, the main process queues further orders (batch requests) instead of waiting, because the worker may be waiting
+for the main process.
 
 With `PinnedUnits`, a separate thread receives all messages from the workers, and copies the batches to pinned memory.
-The thread does not refer to the iterator, so deleting the iterator ends the thread.
+This pinning thread does not refer to the iterator, so it ends when the iterator is deleted.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class WorkerPool(Group):
         """Sends the unanswered batch requests of an exited worker to its replacement process.
 
         Args:
-            worker: the index of the worker; if `is_ordered` is True, the worker's only shard has the same index.
+            worker: the index of the worker, and of its only shard if `is_ordered` is True.
             beginning: the commands that move the replacement process to the position of the exited worker.
             received: the number of entries of `self.orders[worker]` that were already answered.
         """
@@ -167,8 +167,8 @@ class WorkerPool(Group):
     def _send_orders(self, worker: int) -> None:
         orders = self.orders[worker]
         while (taken := self._taken[worker]) < len(orders):
-            # A worker that has answered all batch requests is waiting for the next request, so the main process can
-            # wait for space in the link.
+            # A worker without unanswered requests reads its link, so waiting for space in the link cannot cause a
+            # deadlock.
             patience = None if taken == 0 else 0.0
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])

@@ -1,7 +1,6 @@
-"""Defines types for a loader's state. `_layout.parse` converts a saved state to these types, and `_layout.dump`
-converts the types to a saved state.
+"""Defines the classes of a loader's state, which `_layout` converts to saved states (`dump`) and back (`parse`).
 
-Role: the main process has a `Progress` for each worker.
+The main process has a `Progress` for each worker.
 """
 
 from __future__ import annotations
@@ -101,8 +100,8 @@ class OrderState(NamedTuple):
         indices_since: the number of indices that the sampler returned after its state was saved.
         ahead: for a sampler without a state, the number of drawn indices or samples that the user had not received.
         used_up: whether the sampler had returned all indices.
-        draws: the sampler's draws of random numbers before which other code had used the same generators. Each entry of
-            `draws` contains the number of earlier indices, and the generators' states.
+        draws: draws of the sampler that followed a use of the same generators by other code. Each entry of `draws`
+            contains the number of earlier indices, and the generators' states.
         digest: a checksum of the sampler's indices.
         generators: the generators' states when the state was saved, as `encoded` returns them.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
@@ -235,8 +234,8 @@ class Progress:
         return position._replace(random={name: encoded(one) for name, one in (position.random or {}).items()})
 
     def saved_of_program(self) -> ReadingPosition:
-        """Returns the position as a loader without workers would save it, because the worker resumes an epoch of such a
-        loader."""
+        """Returns the position in the form that a loader without workers saves, for a worker that resumes an epoch of
+        such a loader."""
         position = self.reached()
         then = position.random or {}
         now, since = position.now, position.now_since

@@ -2,7 +2,7 @@
 function.
 
 A `ReadingPosition` contains a snapshot, and the batches that were read after this snapshot (`since`). A resumed reader
-rereads these batches, so a snapshot at each batch is not needed.
+rereads the batches after the snapshot, so snapshots need not be taken at each batch.
 
 If a position is requested while a batch is being read, the position contains an earlier snapshot, because the dataset's
 present state might already include samples of this batch.
@@ -71,8 +71,8 @@ class EpochReader:
         self.use(reading)
         self._generators = generators
         self._fetcher: Any = None
-        #: The last snapshot of an iterable dataset. `_since` is the number of batches after this snapshot that the
-        #: program has received.
+        #: The last snapshot of an iterable dataset. `_since` is the number of batches that the program has received
+        #: after the last snapshot.
         self._kept: ReadingPosition | bytes | None = None
         self._since = 0
         #: The number of batches that were requested from this fetcher. `count` counts the calls of `read` in this
@@ -149,8 +149,8 @@ class EpochReader:
         self._held = _NONE
         random = position.random or {}
         set_all(random)
-        # Loading a dataset's state may set the global generators. Unless the state is from within an epoch, the
-        # generators' previous states are restored after loading, because the reader must use its own generators.
+        # Loading a dataset's state may set the global generators. A reader that begins a new epoch needs its own
+        # generators, so their previous states are restored after loading.
         with put_back_afterwards(GLOBAL if position.ended or (position.unstarted and not position.begins) else ()):
             self._fetcher = None
             if not position.ended or position.has_state:
@@ -310,7 +310,7 @@ class EpochReader:
         state = self._state()
         if not self.restores_position and not self.has_ended and isinstance(self._kept, ReadingPosition):
             state = state._replace(collate=self._kept.collate)  # all batches of the epoch are collated again
-        # `digest` and `ended` must not include a batch that the program has not received.
+        # `digest` and `ended` are reset if they include a batch that the program has not received.
         return state if is_exact else state._replace(digest=None, ended=False)
 
     def took(self, position: ReadingPosition | bytes) -> None:

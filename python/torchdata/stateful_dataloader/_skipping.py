@@ -1,6 +1,6 @@
 """Skips samples of a `StatefulDataLoader` if the dataset raises an exception for them.
 
-Role: the fetcher omits these samples, and reports them with the batch. The main process counts omitted samples when it
+The fetcher omits these samples, and reports them with the batch. The main process counts omitted samples when it
 returns the batch to the user.
 """
 

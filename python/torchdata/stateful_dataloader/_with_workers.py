@@ -1,7 +1,7 @@
 """The iterators of a loader with workers, which distribute indices to the workers and return their batches in turn.
 
-Role: as in PyTorch's loader, the indices of all prefetched batches are drawn when the epoch begins, and a further index
-is drawn whenever a batch is returned.
+As in PyTorch's loader, the indices of all prefetched batches are drawn when the epoch begins, and a further index is
+drawn whenever a batch is returned.
 
 `RestartingIterator` replaces workers that exit or hang. A replacement process loads the worker's last snapshot, rereads
 the batches that were received afterwards, and receives the unanswered batch requests. If a worker exits before it has
@@ -108,7 +108,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _start(self, loader: Any, state: EpochState | None) -> None:
         if state is None or state.is_over:
             # Like PyTorch's loader, this code creates the sampler's iterator twice, and draws two seeds for pipes
-            # although only the first seed is used. Later random numbers are therefore the same as with PyTorch's
+            # although only the first seed is used. As a result, later random numbers are the same as with PyTorch's
             # loader.
             seed = self._shared_seed
             self._begin_again(loader, True)
@@ -154,7 +154,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
         """Converts a position that was saved in the main process to a position for a worker. The worker recomputes the
-        preceding batches with the generators' states from the beginning of the epoch."""
+        epoch's earlier batches with the generators' states from the epoch's beginning."""
         if position is None:
             return None
         now = {name: decoded(name, one) for name, one in (position.random or {}).items()}

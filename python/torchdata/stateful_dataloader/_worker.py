@@ -1,7 +1,7 @@
 """The program of a `StatefulDataLoader` worker, which reads batches and sends them to the main process.
 
-Role: commands of the main process arrive over a link: begin an epoch, read the batch of an index (an *order*), or stop.
-A worker that receives no batch requests reads an iterable dataset as far ahead as the main process allows.
+Commands of the main process arrive over a link: begin an epoch, read the batch of an index (an *order*), or stop. A
+worker that receives no batch requests reads an iterable dataset as far ahead as the main process allows.
 
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If the loaded
 state is from a loader with more workers, a worker runs several shards in turn, each with a copy of the dataset.
@@ -125,8 +125,8 @@ class ShardReader:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def finish_abandoned(self, indices: list[Any]) -> None:
-        """Reads the ordered batches of an epoch that the program has abandoned. As in PyTorch, the worker's speed
-        therefore does not affect the dataset's next epoch."""
+        """Reads the requested batches of an abandoned epoch, as PyTorch's workers do. The dataset's next epoch
+        therefore does not depend on the worker's speed."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -341,8 +341,8 @@ class Batches(Iterator[Unit]):
 
         Args:
             is_resumed: whether the epoch resumes from a saved position, which the main process already knows.
-            again: whether this worker replaces a failed worker that has sent messages of this epoch. Such a worker does
-                not send a snapshot, because the main process might assign the snapshot to a wrong batch.
+            again: whether this worker replaces a failed worker that has sent messages of this epoch. A replacement
+                sends no snapshot, because the main process might assign the snapshot to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position

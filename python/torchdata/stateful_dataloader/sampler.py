@@ -222,7 +222,7 @@ class BatchIndices(Iterator[list[int]]):
         return batch
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler; the last `most_missing` of them may be missing."""
+        """Skips `count` indices of the sampler, which may end up to `most_missing` indices earlier."""
         if self.inner is None:
             self.inner = iter(self._batches.sampler)
         pass_over(self.inner, count - most_missing)
@@ -263,8 +263,8 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self.inner, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
-            # The sampler has returned an index after its last index, so it has begun its next epoch. Loading its state
-            # a second time moves the sampler back to the end.
+            # The sampler has returned an index after its last index, so it has begun its next epoch. Loading the saved
+            # state a second time moves the sampler back to the end of its epoch.
             load_into(sampler, state_dict["sampler_state"])
 
 

@@ -1,6 +1,6 @@
 """PyTorch's `DataLoader` on this package's engine, with a state that can be saved at any batch.
 
-Role: PyTorch's class provides the constructor and the attributes, and checks their values. This package provides the
+PyTorch's class provides the constructor and the attributes, and checks their values. This package provides the
 iterators (`_in_process`, `_with_workers`).
 """
 
@@ -94,7 +94,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             snapshot. Snapshots that take long are taken less often.
         on_worker_exit: what happens if a worker process exits. "error" (the default) raises `WorkerExitedError`.
             "restart" replaces the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and
-            the order does not change. The replacement rereads the batches after the last snapshot of the exited worker.
+            the order does not change. The new worker rereads the batches after the last snapshot of the exited worker.
             The third consecutive exit at the same batch always raises `WorkerExitedError`.
         on_timeout: what happens if no batch arrives within `timeout` seconds. "error" (the default) raises
             `WorkerTimeoutError`, which is also PyTorch's `RuntimeError`. "restart" kills and replaces the worker as
@@ -243,7 +243,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         is_kept = last is not None and self.persistent_workers and not last.is_inherited()
         if last is not None and is_kept and last.lasts_one_epoch:
             # Workers that run the shards of a state with another number of workers can read only the resumed epoch.
-            # After this epoch, new workers resume from the state at its end.
+            # After the resumed epoch, new workers are started from the loader's state.
             if last.is_finished:
                 self.load_state_dict(self.state_dict())
                 return iter(self)

@@ -23,16 +23,16 @@ pub struct Cadence {
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
-/// The cost of each of the first two snapshots is only this fraction of its duration, because code that runs for the
-/// first time is slow.
+/// For the first two snapshots, the cost is only this fraction of the duration, because code that runs for the first
+/// time is slow.
 const EARLY: f64 = 0.02;
 
-/// A snapshot that takes longer than `CHEAP` seconds is given a higher cost than its duration, because copying a large
-/// state slows down other processes.
+/// If a snapshot takes longer than `CHEAP` seconds, its cost exceeds its duration, because copying a large state slows
+/// down other processes.
 const CHEAP: f64 = 0.001;
 const COSTLY: f64 = 4.0;
 
-/// Each second of waiting for the reader can shorten the pause before the next snapshot by this number of seconds.
+/// Each second that the process waits for its reader shortens the pause between two snapshots by `IDLE` seconds.
 const IDLE: u32 = 1;
 
 impl Cadence {
@@ -45,8 +45,8 @@ impl Cadence {
     }
 
     /// # Arguments
-    /// * `waited` - how long the process has waited for its reader in total, or None if the process is not about to
-    ///   wait now.
+    /// * `waited` - the total time that the process has waited for its reader, or None if the process will not wait
+    ///   now.
     #[inline]
     pub fn is_due(&mut self, waited: Option<Duration>) -> bool {
         let Some(waited) = waited else { return self.clock.sample().is_some_and(|now| now - self.last >= self.pause) };
@@ -56,7 +56,7 @@ impl Cadence {
     }
 
     /// Records that a snapshot was taken from `began` to `now`, and returns the pause until the next snapshot. If
-    /// `began` is None, no snapshot was taken, and waiting for the reader no longer shortens the current pause.
+    /// `began` is None, no snapshot was taken, and waiting for the reader does not shorten this pause.
     pub fn made(&mut self, began: Option<Instant>, now: Instant, waited: Duration) -> Duration {
         let Some(began) = began else {
             self.waited = Duration::MAX;

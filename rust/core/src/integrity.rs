@@ -7,8 +7,9 @@
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// This constant makes the check bits of the value 0 nonzero, so that erased memory (zeros) is detected as damaged.
 const NOT_ZERO: u64 = 0x5bd1;
-/// The checksum combines each word with a key before it multiplies words, because the product of two zero words would
-/// be zero. `STEPS` changes the keys after each pair of words, so that the checksum depends on the order of words.
+/// The checksum combines each word with a key before it multiplies two words, because a zero word would otherwise hide
+/// the second word. `STEPS` changes the keys after each pair of words, so that the checksum depends on the order of
+/// words.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
@@ -31,8 +32,7 @@ pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// Returns the first number that is at least `known` and has the lower 48 bits that are sealed in `word`, or None if
-/// `word` is damaged.
+/// Returns the smallest number from `known` on with the same lower 48 bits as `word`, or None if `word` is damaged.
 #[inline]
 pub fn open_after(known: u64, word: u64) -> Option<u64> {
     known.checked_add(open(word)?.wrapping_sub(known) & SEALED)
@@ -49,7 +49,7 @@ pub(crate) fn keyed(value: u64, key: u64) -> u64 {
     fold(value ^ KEYS[0], key ^ KEYS[1]) >> 34
 }
 
-/// The checksum of a message, which is a sum of products of two words each.
+/// The checksum of a message, which multiplies the words in pairs and adds the products.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checksum {
     sum: u64,

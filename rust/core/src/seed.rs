@@ -1,8 +1,8 @@
 //! Derives the seeds for all random operations of a pipeline from one number.
 //!
 //! A generator consists of two ChaCha12 streams of random numbers (Bernstein 2008, `rand_chacha`). The *shared* stream
-//! is equal in all workers, so that each worker shuffles in the same order as a single process. The *worker* stream
-//! equals the shared stream until `spawn` makes the worker stream independent.
+//! has equal random numbers in all workers, so that each worker shuffles in the same order as a single process. The
+//! *worker* stream equals the shared stream until `spawn` makes the worker stream independent.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};

@@ -111,8 +111,8 @@ impl Strided {
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
-        // The inner loop (`copy_runs`) copies one element of each of many groups, because a loop over the few elements
-        // of one group would be slow.
+        // The inner loop (`copy_runs`) runs over many groups, because a loop over the few elements of one group would
+        // be slow.
         for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {

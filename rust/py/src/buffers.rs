@@ -67,7 +67,7 @@ impl ArenaBuffer {
 /// Creates a `bytes` object inside the buffer `memory` without copying the contents. The `bytes` object and the buffer
 /// are never freed.
 ///
-/// The writable buffer consists of `room` bytes for the object's header, the contents, and a zero byte.
+/// The writable buffer begins with `room` bytes for the object's header, followed by the contents and a zero byte.
 #[pyfunction]
 pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<Bound<'py, PyAny>> {
     let buffer = PyBuffer::<u8>::get(memory)?;

@@ -2,7 +2,7 @@
 //! lock.
 //!
 //! Python's own fork hooks may release the GIL, so this module uses a hook of the C library, which runs after Python's
-//! hooks. No thread starts to draw random numbers between the hook and the fork, because the GIL stays held.
+//! hooks. The GIL stays held from the hook to the fork, so that no other thread begins to draw random numbers.
 
 use std::cell::RefCell;
 use std::io;
@@ -22,13 +22,13 @@ const PAUSE: Duration = Duration::from_micros(200);
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
-    /// The function that takes and releases PyTorch's lock, and returns a tensor. `RETURNED` keeps the returned tensors
-    /// until after the fork, because dropping a tensor would release the GIL before the fork.
+    /// `get_state` of PyTorch's random generator, which briefly locks the generator, and returns a tensor. `RETURNED`
+    /// keeps the returned tensors until after the fork, because dropping a tensor would release the GIL.
     static TAKE: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Delays forks by this thread until `take` acquires and releases a lock without waiting.
+/// Delays each fork in this thread until `take` can take its lock without waiting.
 #[pyfunction]
 pub fn fork_waits_for(take: Option<Py<PyAny>>) {
     let before = (TAKE.replace(take), RETURNED.take());

@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 
-/// A value that threads access only while they are attached to the interpreter. During an access, no thread waits or
-/// runs Python code.
+/// A value that threads access only while they are attached to the interpreter. A thread that accesses the value
+/// neither waits nor runs Python code.
 #[derive(Default)]
 pub struct GilCell<T>(Cell<T>);
 

@@ -33,8 +33,8 @@ impl PyCommandState {
         Self(CommandState::new(dispatches))
     }
 
-    /// Returns the next step of a command, and two flags: whether the child must acknowledge the command before the
-    /// returned step, and after it.
+    /// Returns the next step of a command, whether the child must acknowledge the command before this step, and whether
+    /// it must do so after this step.
     fn accept(&mut self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         Ok(match self.0.accept(command(kind, number)?) {
             Step::Leave => ("leave", false, false),

@@ -13,7 +13,7 @@ use pyo3::types::{PyDict, PyString, PyTuple};
 
 #[pyclass(frozen, new = "from_fields", module = "torchdata._native")]
 pub struct Exchange {
-    /// Triples of a dictionary or object, the name of an entry or attribute, and its expected value.
+    /// Triples (dictionary or object, name, value): before an exchange, each entry or attribute must have this value.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
     memory: Vec<PyBuffer<u8>>,
@@ -84,8 +84,8 @@ impl SavedGlobals {
         memory.iter().zip(&self.memory).try_for_each(|(buffer, saved)| buffer.copy_from_slice(py, saved))
     }
 
-    /// Restores the saved variables and generators, unless `load` has done so before. Python code could be interrupted
-    /// by Ctrl-C before it calls `load`, but the interpreter always calls `__exit__`.
+    /// Restores the shard's module variables and random generators, unless `load` has already restored them. Ctrl-C can
+    /// interrupt Python code before it calls `load`, but the interpreter always calls `__exit__`.
     #[pyo3(signature = (*_exc_info))]
     fn __exit__(&mut self, py: Python<'_>, _exc_info: &Bound<'_, PyTuple>) -> PyResult<()> {
         if !self.is_away {

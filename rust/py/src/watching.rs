@@ -5,7 +5,7 @@ use pyo3::sync::PyOnceLock;
 
 use torchdata_core::process::watching::{self, Stall, Watch};
 
-/// The callback for a call of a loader that does not return, with the arguments (key, seconds, thread).
+/// The callback for a stalled call of a loader, with the arguments (key, seconds, thread).
 ///
 /// FORK: the cell is set during an import, while Python's import lock prevents a fork.
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();

@@ -464,8 +464,8 @@ def test_the_shards_of_a_loaded_state_last_for_one_epoch(form: str) -> None:
 
 @contextmanager
 def interrupted_at(moment: int) -> Iterator[list[int]]:
-    """Sends SIGINT to this process after it has executed `moment` instructions of `common_parts`. Yields a list with
-    the number of executed instructions."""
+    """Sends SIGINT to this process after it has executed `moment` instructions of `common_parts`. The yielded list
+    contains the number of instructions that were executed so far."""
     executed, files = [0], (common_parts.__file__, reused_objects.__file__)
 
     def trace(frame: Any, event: str, _arg: Any) -> Any:

@@ -21,7 +21,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 def Tens(count: int = 5) -> Mapped:
-    """Returns a map-style dataset that never raises IndexError, like many torch datasets."""
+    """Returns a map-style dataset that, like many torch datasets, raises no IndexError for an index beyond its end."""
     return Mapped((10).__mul__, count)
 
 

@@ -54,7 +54,7 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """Runs jobs with faults. Repeats a job up to three times if its fault did not occur, or if its ranks were slow."""
+    """Runs jobs with faults. Repeats a job up to three times if the fault did not occur, or if the ranks were slow."""
     plans = [vars(ORDINARY) | {"seed": number} | changes for number, changes in enumerate(JOBS)]
     found: dict[int, dict[str, Any]] = {}
     for _ in range(4):

@@ -1,4 +1,4 @@
-"""`len(loader)` with workers, dispatching and ranks returns the number of items, or names the responsible pipe."""
+"""With workers, dispatching and ranks, `len(loader)` is the number of items, or an error names the responsible pipe."""
 
 import warnings
 from collections.abc import Callable, Iterator

@@ -61,7 +61,7 @@ def order_of(epoch: int) -> list[int]:
 def test_workers_read_the_epoch_that_was_set_in_the_main_process(
     dataset: type[Epochs], form: str, method: str, numbers: list[tuple[int | None, int]]
 ) -> None:
-    """Each pair in `numbers`: the epoch number that the main process sets, and the number that workers must read."""
+    """Pairs in `numbers` contain the epoch number that the main process sets, and the number that workers must read."""
     epochs, service = dataset(), MultiProcessingReadingService(2, method)
     end = service.initialize(getattr(IterableWrapper(epochs, deepcopy=False), form)())
     try:

@@ -121,7 +121,7 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: 
     with loader(form, old) as made:
         first, states = with_states(made)
         later = list(made)
-    # If pipes keep state between epochs, later epochs also have the number of shards of the interrupted epoch.
+    # If pipes keep state between epochs, later epochs keep the number of shards of the interrupted epoch.
     following = later if lasts(FORMS[form]()) else epochs_of(loader(form, new))[1]
     for index in sorted({len(first) // 2, len(first) - 1}):
         assert epochs_of(loader(form, new, states[index - 1])) == [first[index:], following], index

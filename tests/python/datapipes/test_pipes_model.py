@@ -190,7 +190,7 @@ def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
     held(row, 20, 50)
     gc.freeze()  # The garbage collector skips the objects of earlier tests after `freeze`.
     growth = []
-    for few, more in ((250, 500), (1000, 2000), (8000, 3000)):  # some pipes need their full memory late
+    for few, more in ((250, 500), (1000, 2000), (8000, 3000)):  # some pipes reach their maximum memory late
         before, after = held(row, few, few + more)
         growth.append((after - (before or held(row, few // 2, few)[1])) / more)
         if growth[-1] < 12:
@@ -213,7 +213,7 @@ AT_ONCE = 12
 
 @pytest.mark.parametrize("first", range(0, len(IN_WORKERS), AT_ONCE), ids=lambda first: IN_WORKERS[first].name)
 def test_two_workers_each_process_their_share(first: int) -> None:
-    """Each loader reads the pipes of several table rows, because starting workers for each row would take long."""
+    """Each loader reads the pipes of several rows of `ROWS`, because starting workers for every row would take long."""
     rows = IN_WORKERS[first : first + AT_ONCE]
     pipes = [row.build(lambda: IterableWrapper(ITEMS).sharding_filter(), **row.example) for row in rows]
     tagged = [pipe.map(partial(named, row.name)) for row, pipe in zip(rows, pipes, strict=True)]

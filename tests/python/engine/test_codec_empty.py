@@ -204,7 +204,7 @@ class TestTensors:
             assert bool((item["x"][0] == number).all())
             assert self.most_blocks(loopback, item["x"][0]) <= 2  # the previous item may still be in use
 
-    # The first function returns an object that shares memory with a tensor, and the second function changes the tensor.
+    # Pairs of functions: the first returns an object that shares a tensor's memory, and the second changes the tensor.
     KEPT: ClassVar = {
         "the tensor": (lambda t: t, lambda t: t.fill_(9)),
         "a view": (lambda t: t[3:4], lambda t: t.fill_(9)),

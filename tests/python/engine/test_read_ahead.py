@@ -78,7 +78,7 @@ class Loader(Iterator[Any]):
 
 
 class Way(NamedTuple):
-    #: Starts a reader for a number of items, with a function to apply to each item, and from a saved state or None.
+    #: Starts a reader, given the number of items, a function to apply to each item, and a saved state or None.
     begin: Callable[[int, Function, Any], Any]
     in_order: bool = True
     #: Whether the reader can continue after the applied function has raised an error.

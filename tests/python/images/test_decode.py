@@ -219,7 +219,7 @@ def test_the_result_is_created_in_the_shared_memory_that_sends_items(
 
     monkeypatch.setattr(torchdata, "empty", empty)
     contents = [jpeg(3)] * 2
-    found = [  # Assertions would keep references to their operands, so this result is computed before.
+    found = [  # Assertions would keep references to their operands, so `found` is computed before.
         decode(contents[0], as_tensor=as_tensor) is made[0],
         decode(contents[0], 9, layout="CHW", as_tensor=as_tensor) is made[1],
         decode_batch(contents, 9, as_tensor=as_tensor) is made[2],

@@ -1,4 +1,4 @@
-"""Nodes resume exactly in a few random programs. `python -m drivers nodes` tests many random programs."""
+"""Tests with a few random programs that nodes resume exactly. `python -m drivers nodes` tests many random programs."""
 
 from collections.abc import Iterator
 

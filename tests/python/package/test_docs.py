@@ -109,8 +109,7 @@ def lacks() -> list[str]:
 
 
 def test_existing_features_are_not_reported_as_missing() -> None:
-    """Each missing feature in the documents has a comment with a program, which must fail as long as the feature is
-    missing."""
+    """If the documents call a feature missing, a comment contains a program that must fail until the feature exists."""
     entries = lacks()
     assert entries, "no list of what is not there yet"
     for entry in entries:

@@ -31,7 +31,7 @@ OTHER_EXTRAS = {"all", "demo", "dev", "docs", "test", "test-torch"}
 loader = DataLoader2(IterableWrapper([]))
 
 
-#: Each row contains the name in the message, the library, the extra, and a function that needs the library.
+#: Each row contains the name that the error mentions, the library, the extra, and a function that needs the library.
 NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("HttpReader", "requests", "http", lambda: pipes.HttpReader([])),
     ("GDriveReader", "requests", "http", lambda: pipes.GDriveReader([])),

@@ -44,7 +44,7 @@ class Numbers:
 
 
 class Generated(IterDataPipe[int]):
-    """A pipe with a generator function as `__iter__`, because two threads cannot run one generator at the same time."""
+    """A pipe that yields from a generator, which raises an error if two threads run it at the same time."""
 
     def __init__(self, count: int) -> None:
         self.count = count

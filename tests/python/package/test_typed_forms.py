@@ -1,4 +1,4 @@
-"""Type checkers, `help` and `inspect` find the functional forms and the loaders. The generated stub is up to date."""
+"""Type checkers, `help` and `inspect` find pipes' methods (`.map`) and loaders. The generated stub is up to date."""
 
 import functools
 import importlib.util

@@ -1,4 +1,4 @@
-"""A stream resumes exactly in the program that saved its state, even if the stream counts its completed epochs."""
+"""Within the program that saved its state, a stream resumes exactly, even if it counts its completed epochs."""
 
 from __future__ import annotations
 

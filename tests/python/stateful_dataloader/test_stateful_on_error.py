@@ -369,7 +369,7 @@ class Through(Steps):
 
 
 class Made(Steps):
-    """A stream with a method `__iter__` that returns a generator without containing `yield`."""
+    """A stream with a method `__iter__` that lacks `yield`, but returns a generator."""
 
     def __iter__(self) -> Iterator[int]:
         return (Some()[number] for number in range(self.length))

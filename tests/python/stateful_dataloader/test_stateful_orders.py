@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 #: Samplers that restore the order of each epoch from their state, without a call of `set_epoch`.
 NAMES = [name for name in SAMPLERS if not name.endswith(("set_epoch", "counts epochs"))]
-#: With workers, one sampler for each way to draw an order suffices, because samplers run in the main process.
+#: With workers, only one sampler of each kind is tested, because samplers run in the main process in any case.
 WITH_WORKERS = ["shuffle", "shuffle, generator", "BatchSampler", "user's, own NumPy generator", "user's, stateful"]
 
 

@@ -1,4 +1,4 @@
-"""StatefulDataLoader resumes exactly in a few random programs. `python -m drivers stateful` runs more programs."""
+"""Tests with a few random programs that StatefulDataLoader resumes exactly; `python -m drivers stateful` tests many."""
 
 from collections.abc import Iterator
 

@@ -146,7 +146,7 @@ def test_a_state_of_each_number_of_workers_resumes_with_each_other_number(form: 
     assert len(batches) >= SAMPLES // SIZE
     # Each pair of an old and a new worker count is tested with only one form of dataset.
     for after in {0, *NUMBERS[(FORMS.index(form) + NUMBERS.index(before)) % 4 :: 4]}:
-        # Workers start slowly, so a loader with workers resumes from one position only.
+        # To save time, a loader with workers resumes from only one of the positions.
         for cut in range(before == 0, len(states)) if after == 0 else [(before + after) % len(states)]:
             assert list(resumed(states[cut], form, after)) == batches[cut:], (after, cut)
 

@@ -156,7 +156,7 @@ def test_waits_for_a_core_because_of_another_program_do_not_count_as_too_many_wo
     for ran, fight in ((0.05, False), (0.4, True)):
         seen = replaced(stats, {"cores": 1}, cpu_seconds=ran / 2, waits_for_cpu_seconds=1.0, running_seconds=1.0)
         assert (oversubscribed(seen) is not None) == fight
-    # A worker's counters include its work before the first item.
+    # Workers also work before their first item, so `cpu_seconds` may exceed `seconds`, the time since the first item.
     each = {"cpu_seconds": 90.0, "waits_for_cpu_seconds": 94.0, "running_seconds": 190.0}
     verdict = oversubscribed(replaced(stats, {"cores": 1, "seconds": 1.0}, **each))
     assert verdict is not None

@@ -85,7 +85,7 @@ def test_the_processes_of_a_node_are_found_and_show_their_stacks(tmp_path: Path)
     iterator = iter(loader)
     assert next(iterator) == 1
     attached = max(attach(os.getpid()), key=lambda found: len(found.stats().processes))
-    # The statistics list a worker process of a node only after the process has executed its first call.
+    # A worker process of a node appears in the statistics only after the process has executed its first call.
     wait_for(lambda: [one.name for one in attached.stats().processes] == NAMES)
     wait_for(lambda: any("in waiting" in stack for name, stack in attached.stacks() if name.startswith("worker")))
     (tmp_path / "there").touch()

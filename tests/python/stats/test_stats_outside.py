@@ -1,4 +1,4 @@
-"""Another process can find, read and draw running loaders without side effects, even if the loaders hang."""
+"""Another process can find loaders, read their counters and draw their graphs, even if the loaders hang."""
 
 import contextlib
 import json

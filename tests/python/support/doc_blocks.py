@@ -80,7 +80,7 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
     if how := _how(program):
         path = os.pathsep.join((python_path(), EXAMPLES))
         return run_python("-W", "error", *how, script, folder=script.parent, PYTHONPATH=path)
-    # Programs that call `collate` before they import torch must run without torch, so that they collate to arrays.
+    # If a program calls `collate` before it imports torch, the server must not import torch, so `collate` makes arrays.
     imports_torch = first is not None and not any("collate(" in code for code in codes[:first])
     return run_program(script, ignored=ignored, server=with_torch() if imports_torch else without_torch())
 

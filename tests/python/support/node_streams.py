@@ -1,4 +1,4 @@
-"""Provides streams of each common kind for tests of nodes, and reads epochs according to a plan."""
+"""Provides iterables with and without a state for tests of nodes, and checks that loaders of nodes resume exactly."""
 
 import pickle
 import random

@@ -86,8 +86,8 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
 
 
 class AtCall:
-    """Calls `act` at function call number `number`. CPython runs signal handlers only when a Python function begins,
-    when a C function returns, or when a loop repeats."""
+    """Calls `act` when the `number`-th event occurs. An event is the begin of a Python function or the return of a C
+    function. CPython runs signal handlers only at such events, or when a loop repeats."""
 
     def __init__(self, number: int) -> None:
         self.left = number

@@ -54,5 +54,5 @@ def value(item: Any) -> float:
 
 
 def is_even_at_first(item: Any) -> bool:
-    """Rejects the items of some shards from item 40 on, so that the remaining shards must wait for these shards."""
+    """Rejects all items of some shards from item 40 on. The items of other shards are queued during this time."""
     return value(item) < 40 or value(item) % 6 > 1

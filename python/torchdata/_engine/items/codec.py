@@ -1,6 +1,6 @@
 """Pickles the objects that the Rust encoder cannot encode.
 
-Role: the extension module (rust/py/src/codec) calls this module in the process that sends or receives an item.
+The extension module (rust/py/src/codec) calls this module in the process that sends or receives an item.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-#: A `bytes` object of at least `_LEAST_BYTES` bytes becomes a separate buffer of a program, because a pickler passes it
-#: to `write` without copying it.
+#: A `bytes` object of at least `_LEAST_BYTES` bytes becomes a separate buffer of a program, because a pickler passes
+#: such an object to `write` without a copy.
 _LEAST_BYTES = 64 << 10
 
 
 class _ProgramFile:
-    """A file for a pickler that moves large `bytes` objects out of the pickle into the list `buffers`.
+    """A file that receives a pickle, and moves large `bytes` objects out of the pickle into the list `buffers`.
 
     Pickle itself never moves `bytes` objects to separate buffers, and ignores reducers for `bytes`. However, a pickler
     passes each large `bytes` object to `write` in a separate call, after a call with the object's opcode and length.
@@ -97,8 +97,8 @@ def dumps_by(base: Any, obj: Any, least: int = 0, copies_shared: bool = True) ->
     """Pickles `obj` with a pickler of the class `base`.
 
     Args:
-        least: the minimum size in bytes for moving a buffer out of the pickle; 0 if `obj` is an item instead of a
-            program. The memory of tensors is always moved out of the pickle.
+        least: the minimum size in bytes of a buffer that is moved out of the pickle; 0 (the default) for all buffers.
+            The memory of tensors is always moved out of the pickle.
         copies_shared: whether to copy tensors in shared memory; if not, such a tensor raises SharedMemoryHeld.
     """
     try:

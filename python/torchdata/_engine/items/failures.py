@@ -1,7 +1,7 @@
 """Sends exceptions from one process to another.
 
-Role: a child process describes an exception (`describe`), and the main process raises the exception (`reraise`) with
-the original type and traceback, and with the name of the child.
+A child process describes an exception (`describe`), and the main process raises the exception (`reraise`) with the
+original type and traceback, and with the name of the child.
 
 A worker's `SystemExit` must not end the main process, and a worker's `StopIteration` must not end a loop. For
 SystemExit and StopIteration, the main process raises a `RuntimeError` with the original exception as its cause.
@@ -28,8 +28,8 @@ class _VerbatimKey(str):
 
 
 def describe(error: BaseException, where: str) -> tuple[Any, ...]:
-    """Describes an exception for the main process. If user code has forked the current process inside a child,
-    `describe` ends the process, because only the child may send errors.
+    """Describes an exception for the main process. If the current process is a fork that user code has made inside a
+    child, `describe` ends this fork, because only the child may send errors.
     """
     leave(error)
     name, notes, raised_in = type(error).__name__, notes_of(error), came_from(error)

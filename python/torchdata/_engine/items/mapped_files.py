@@ -1,6 +1,6 @@
 """Pickles read-only `numpy.memmap` arrays as references to their files, so that workers map the same files.
 
-Role: the main process uses this module when it pickles a program for spawned workers, and each worker when it loads the
+The main process uses this module when it pickles a program for spawned workers, and each worker when it loads the
 program.
 
 A writable array is pickled with its contents, because a worker must not see later writes of the main process, and must

@@ -1,15 +1,15 @@
 """Describes an exception so that another process can rebuild it, even if its class has an unusual constructor.
 
-Role: a child sends several forms of an exception, best form first (`forms_of`), and the main process uses the first
-form that it can rebuild (`rebuilt`). Pickle alone calls the exception's class with the stored arguments, which fails if
-the constructor has other parameters. The child rebuilds the exception from each form, and omits forms that produce a
+A child sends several forms of an exception, best form first (`forms_of`), and the main process uses the first form that
+it can rebuild (`rebuilt`). Pickle alone calls the exception's class with the stored arguments, which fails if the
+constructor has other parameters. The child rebuilds the exception from each form, and omits forms that produce a
 different exception. The forms are
 
 - "pickle": the exception's own pickle;
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Large attributes and
   attributes that cannot be pickled are omitted, and a note names them;
 - "group": an exception group, with a list of forms for each member exception;
-- "text": the exception's text and class. A base class replaces a class that cannot be used;
+- "text": the exception's text and class. If the class cannot be used, the form names a base class;
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values of an exception's slots: if `of_builtins` is True, of slots of built-in classes, such as
-    `OSError.filename`, and otherwise of slots of all other classes.
+    """Returns the values of an exception's slots. If `of_builtins` is True, only slots of built-in classes (such as
+    `OSError.filename`) are used, and otherwise only slots of all other classes.
     """
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:

@@ -75,8 +75,8 @@ class Reducers(dict[type, Reducer]):
 class Tables:
     """Stores unused `Reducers` objects, so that they can be reused for further items.
 
-    Tables of reducers are rebuilt after a registration with `copyreg`, and after an import. Registrations with
-    `ForkingPickler` are not detected, because this would be slow: they take effect when the tables are next rebuilt.
+    Tables of reducers are rebuilt after a registration with `copyreg`, and after an import. A registration with
+    `ForkingPickler` takes effect when the tables are next rebuilt, because detecting it would be slow.
     """
 
     #: Tables with more than `_MOST_TYPES` types are not reused. A table keeps its types alive, so the memory of a

@@ -1,7 +1,7 @@
 """Sends the memory of an item's tensors outside the pickle, so that tensors that share memory still share it after
 unpickling.
 
-Role: the codec (codec.py and rust/py/src/codec) uses this module once torch is loaded.
+The codec (codec.py and rust/py/src/codec) uses this module once torch is loaded.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def _span_of(tensor: Any) -> Span:
 
 
 def _without_gaps(tensor: Any) -> Any:
-    """Returns a copy without gaps in its memory. Elements that `Tensor.expand` has repeated are copied only once."""
+    """Returns a copy of the tensor without gaps. Elements that `Tensor.expand` has repeated are copied only once."""
     once = tensor.detach()
     for axis, stride in enumerate(tensor.stride()):
         if stride == 0:

@@ -1,7 +1,7 @@
 """Makes a worker process look like a worker of torch: `get_worker_info()`, shared memory for collated batches, and
 random seeds.
 
-Role: replaces functions of torch, immediately if torch is loaded, or else when torch is imported.
+This module replaces functions of torch, immediately if torch is loaded, or else when torch is imported.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 With "spawn" and "forkserver", multiprocessing passes file descriptors, and all children load one pickle of the graph
 from shared memory.
 
-A spawned child imports the program's main module before any code of this package runs. Code that must run before this
-import is run by unpickling the process name, a `ChildName`, which multiprocessing sends first.
+A spawned child imports the program's main module before any code of this package runs. Unpickling the process name (a
+`ChildName`), which multiprocessing sends first, runs the code that must precede this import.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class ChildName(str):
     The code that a `ChildName` runs uses only the standard library, because the child may not be able to import this
     package yet. A name that is pickled for other purposes, such as a log record, becomes an ordinary string.
 
-    The code of a `ChildName` also raises the threshold of garbage collection: spawning two children that import torch
-    takes 2.8 s of processor time instead of 3.6 s.
+    The code of a `ChildName` also raises the threshold of garbage collection, so that spawning two children that import
+    torch takes 2.8 s of processor time instead of 3.6 s.
     """
 
     __slots__ = ()
@@ -104,7 +104,7 @@ class Handle(Generic[SharedT]):
     """Shared memory (a `Link`, `StatsBoard` or `BellBoard`) that is sent to a child.
 
     Args:
-        replacement: a function that replaces damaged shared memory; with None, damage raises an error.
+        replacement: a function that replaces damaged shared memory; None if damaged memory raises an error.
     """
 
     def __init__(self, shared: SharedT, replacement: Callable[[], SharedT] | None = None) -> None:
@@ -145,8 +145,8 @@ class SharedPickle:
     share the buffer in a child.
 
     Args:
-        buffers: the separate buffers of the pickle: a `bytes` object is given as `bytes`, and any other buffer as a
-            memoryview.
+        buffers: the separate buffers of the pickle, as `bytes` for a `bytes` object, and as memoryviews for any other
+            object.
         modules: the names of large modules that unpickling imports; empty in a child.
     """
 

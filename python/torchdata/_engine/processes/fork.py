@@ -1,11 +1,11 @@
 """Forks children that can use all locks, although other threads may hold locks during a fork.
 
-Role: a fork copies all locks, but only the thread that calls fork. In the child, a lock that another thread held would
-stay locked forever. In the child, Python and the C library make their own locks usable, but not the locks of PyTorch,
-NumPy, `torch.manual_seed` and imports. Before a fork, the forking thread waits until the locks of PyTorch, NumPy and
-modules are free. The forking thread also holds the locks of NumPy and of torch's devices during the fork, so that no
-other thread can acquire them. The child also gets new buffers for standard output and error, because another thread may
-hold the locks of these buffers while it prints.
+A fork copies all locks, but only the thread that calls fork. In the child, a lock that another thread held would stay
+locked forever. In the child, Python and the C library make their own locks usable, but not the locks of PyTorch, NumPy,
+`torch.manual_seed` and imports. Before a fork, the forking thread waits until the locks of PyTorch, NumPy and modules
+are free. The forking thread also holds the locks of NumPy and of torch's devices during the fork, so that no other
+thread can acquire them. The child also gets new buffers for standard output and error, because another thread may hold
+the locks of these buffers while it prints.
 
 Because another thread may still acquire a lock right before the fork, each new child first acquires and releases every
 lock. If the child does not acquire all locks in time, a timer of the kernel kills the child, and the main process forks
@@ -95,7 +95,7 @@ def _take_torch() -> None:
         generator.get_state()
 
 
-#: Functions that wait for a lock; each key describes what the thread that holds the lock is doing.
+#: Functions that wait for a lock; the key describes what a thread that holds this lock does.
 LOCKS: Mapping[str, Callable[[], None]] = {
     "imports NumPy or PyTorch": _take_imports,
     "draws from NumPy's global generator": lambda: _take(_numpy_locks()),
@@ -245,8 +245,8 @@ class ForkedChild(ChildProcess):
 
     @property
     def ended(self) -> bool:
-        """Returns whether the child has exited; False if a held lock has blocked the child, because such a child is
-        forked again."""
+        """Returns whether the child has exited; False if the reason was a held lock, because such a child is forked
+        again."""
         return super().ended and not self.was_blocked_by_lock
 
     @property

@@ -1,14 +1,14 @@
 """Lets a separate process fork children, because a main process with CUDA or threads cannot be forked safely.
 
-Role: with start method "fork", the main process first forks a loader's children, and then the forking process. The
-forking process later forks the replacements of children that have exited. If the main process forked these replacements
-itself, the replacements might hang or fail, because the main process may have threads or use CUDA by then. The forking
-process has one thread, runs no user code, and exits with the loader.
+With start method "fork", the main process first forks a loader's children, and then the forking process. The forking
+process later forks new processes, which replace exited children. If the main process forked these processes itself,
+the processes might hang or fail, because the main process may have threads or use CUDA by then. The forking process
+has one thread, runs no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
-the children of all loaders. Multiprocessing's fork server is not used, because it also forks the user's processes. The
-engine's children start with blocked signals, but the user's processes must not. If a handled signal such as Ctrl-C
-arrives during the start, the main process ends the forking process, and all requests fail.
+the children of all loaders. Multiprocessing's fork server is not used, because it also forks the user's processes,
+which must not start with blocked signals like the engine's children. If a handled signal such as Ctrl-C arrives during
+the start, the main process ends the forking process, and all requests fail.
 
 A forked child is not a child of the main process. The main process monitors a forked child through a pidfd, and
 requests the child's exit code from the forking process. If the forking process exits, its children continue to run, but
@@ -75,8 +75,8 @@ class ForkingProcess:
         self._owner = os.getpid()
         self.inherits = inherits
         self.is_over = False
-        #: Whether the forking process has exited during its start. If so, the request is not sent to another forking
-        #: process, which would probably fail in the same way.
+        #: Whether the forking process has exited during its start, so that another forking process would probably fail
+        #: in the same way.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
@@ -287,8 +287,8 @@ class SpawnedChild(ChildProcess):
 
 
 class RemoteChild(ChildProcess):
-    """A child of the forking process that the function `find` returns. With "forkserver", `find` starts a new forking
-    process if the last one has exited.
+    """A child that the forking process forks. The function `find` returns this forking process. With "forkserver",
+    `find` starts a new forking process if the last one has exited.
     """
 
     def __init__(
@@ -329,8 +329,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # The child always gets an answer: it might not notice a closed pipe, because other forked processes may
-            # have copies of this end of the pipe.
+            # The child always gets an answer, because it does not notice a closed pipe if another process has a copy of
+            # this end.
             with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)

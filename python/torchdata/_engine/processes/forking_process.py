@@ -1,8 +1,8 @@
 """The forking process: forks a child for each request of the main process, and reports exit codes.
 
-All signals are blocked, except a SIGTERM that the process sends to itself. A new child therefore receives no signals
-until it has installed its signal handlers. A child is reaped only when the main process requests its exit code, because
-the main process may signal the child until then.
+All signals are blocked, except a SIGTERM that the process sends to itself. A new child inherits the blocked signals,
+and receives no signal until it has installed its handlers. A child is reaped only when the main process requests its
+exit code, because the main process may signal the child until then.
 
 A child begins only after the main process has confirmed that it knows the child's process id. If the forking process is
 killed right after a fork, the main process does not know the new child's process id, and starts another child.
@@ -61,7 +61,7 @@ def serve(
     """Runs until the main process exits or closes the socket.
 
     Args:
-        mains: the main process's end of the socket, if it was inherited.
+        mains: the main process's end of the socket, if this process has inherited it.
         inherited: the objects that this process has inherited from the main process; an `Inherited` refers to one of
             them by its index.
         modules: the names of modules that are imported for all children if possible.

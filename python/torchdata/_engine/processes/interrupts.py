@@ -1,8 +1,8 @@
 """Defers signals during critical sections, and delivers them at the next safe point.
 
-Role: a signal handler, such as the handler of Ctrl-C, may raise an exception at an arbitrary point of the main
-process's code. If such an exception interrupted the start or the end of a child, the main process would not know the
-child's state. Python would ignore an exception in a hook of `os.fork`.
+A signal handler, such as the handler of Ctrl-C, may raise an exception at an arbitrary point of the main process's
+code. If such an exception interrupted the start or the end of a child, the main process would not know the child's
+state. Python would ignore an exception in a hook of `os.fork`.
 
 A child must not run handlers of the main process, although terminals and clusters send signals to all processes of a
 program. A child starts with blocked signals. The child first replaces the signal handlers by handlers that do nothing
@@ -54,7 +54,7 @@ class InterruptsDeferred:
         later: whether the context is entered in a finalizer (a `__del__` or a callback of a weak reference). In a
             finalizer, signals are delivered only after the finalizer has returned, because Python ignores exceptions in
             finalizers.
-        noted: whether Ctrl-C was pressed before the context began, and is to be delivered at the end of the context.
+        noted: whether the end of the context must deliver a Ctrl-C that was pressed before the context began.
     """
 
     innermost: InterruptsDeferred | None = None
@@ -177,9 +177,9 @@ class MainSignals:
     def leave_to_main(self) -> None:
         """Makes a child ignore the main process's signals; a child must call this method before anything else.
 
-        The child gets handlers that do nothing. The child does not ignore signals by SIG_IGN, because programs that the
-        child starts would inherit SIG_IGN, and SIGTERM could not end these programs. Signals that arrived while they
-        were blocked are discarded. If the child sends a signal to itself, the signal's default action is executed.
+        The child gets handlers that do nothing. SIG_IGN is not used, because programs that the child starts would
+        inherit it, so that SIGTERM could not end them. Signals that arrived while they were blocked are discarded. If
+        the child sends a signal to itself, the signal's default action is executed.
         """
         InterruptsDeferred.innermost = None
         _ignored_signals.clear()

@@ -1,7 +1,7 @@
 """Warns if forked children read a file through a file position that they share.
 
-Role: with start method "fork", the main process runs this check in each epoch. A file that is open during the fork has
-one position in all processes. Each read in one process moves the shared file position, so other processes silently read
+With start method "fork", the main process runs this check in each epoch. A file that is open during the fork has one
+position in all processes. Each read in one process moves the shared file position, so other processes silently read
 wrong bytes.
 
 The check warns if, within one epoch, a file's position has changed, at least two children have read data, and the main
@@ -33,11 +33,11 @@ class _Mark:
 
 
 class SharedPositions:
-    """This object must be created right before the children are forked.
+    """A `SharedPositions` must be created right before the children are forked.
 
     Args:
-        differ: whether one of the children is the dispatching process. If so, the first epoch is not checked: only this
-            process may use an open file, but all children read files while they start.
+        differ: whether one of the children is the dispatching process. If so, the first epoch is not checked, because
+            all children read files at their start, but only the dispatching process may use an open file.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:

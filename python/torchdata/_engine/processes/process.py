@@ -1,8 +1,8 @@
 """A child process as its parent sees it: the process id, a file descriptor for the process, and its exit code.
 
-Role: `Popen` of multiprocessing creates each process, so that it starts and exits like other processes of
-multiprocessing. The process is removed from multiprocessing's list of children. At exit, multiprocessing would send
-SIGTERM to the children in its list and wait for them, but the engine's children ignore SIGTERM.
+`Popen` of multiprocessing creates each process, so that it starts and exits like other processes of multiprocessing.
+The process is removed from multiprocessing's list of children. At exit, multiprocessing would send SIGTERM to the
+children in its list and wait for them, but the engine's children ignore SIGTERM.
 """
 
 from __future__ import annotations
@@ -60,8 +60,7 @@ class Pidfd:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has exited. Without a pidfd, the exit of the process is noticed only after the process
-        was reaped."""
+        """Whether the process has exited. Without a pidfd, the value becomes True only after the process was reaped."""
         if self.descriptor >= 0:
             return is_ready(self.descriptor, 0)
         try:
@@ -78,8 +77,8 @@ class Pidfd:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        # The attribute is cleared first, because a child that another thread forks meanwhile would otherwise close a
-        # closed descriptor.
+        # The attribute is cleared before the descriptor is closed, because a child that another thread forks in between
+        # would otherwise close the descriptor again.
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -253,9 +252,9 @@ def close_pipes(popen: Popen) -> bool:
 
 
 def watch_the_parent() -> None:
-    """Makes `multiprocessing.parent_process` monitor the parent through a pidfd, because the parent has closed the pipe
-    for this purpose (`close_pipes`). The kernel resumes a suspended child when the parent exits, so that the child can
-    exit, too.
+    """Makes `multiprocessing.parent_process` monitor the parent through a pidfd, because `close_pipes` has closed
+    multiprocessing's pipe for this purpose. The kernel resumes a suspended child when the parent exits, so that the
+    child can exit, too.
     """
     continue_with_parent()
     parent = multiprocessing.parent_process()

@@ -1,8 +1,8 @@
 """Asks the children of a loader to stop, kills the children that do not stop, and reaps all children.
 
 `Shutdown` may be called any number of times and from any thread. If a call of `Shutdown` was interrupted, the next call
-continues the shutdown. Role: `OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the
-program exits.
+continues the shutdown. `OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the program
+exits.
 
 A child that does not stop on request is killed by SIGKILL. Children ignore SIGTERM, because clusters send it to all
 processes of a program (`interrupts.py`).
@@ -81,7 +81,7 @@ class Shutdown:
             self.has_begun = True
             children = list(self._children)
             for child, control in zip(children, self._controls, strict=True):
-                # this child is still importing the program, so it is killed without waiting
+                # a child that is still importing the program is killed without waiting
                 if not control.has_consumer():
                     child.kill()
             self._ask(deferred)

@@ -1,7 +1,7 @@
 """Starts the children of a loader, although signals may arrive at any moment.
 
-Role: the main process delivers signals only between two starts of children, so that no start is interrupted. If a
-signal handler raises an exception, the caller must stop the children that have already started.
+The main process delivers signals only between two starts of children, so that no start is interrupted. If a signal
+handler raises an exception, the caller must stop the children that have already started.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SPAWNING = ("spawn", "forkserver")
 
 
 def start_method_of(context: BaseContext) -> str:
-    """Returns the start method of a context, derived from the class of its processes if the user's context has an
-    unknown method."""
+    """Returns the start method of a context. For a user's context with an unknown method, the class of its processes
+    determines the result."""
     method = context.get_start_method()
     if method in ("fork", *_SPAWNING) or not hasattr(context, "Process"):
         return method

@@ -1,6 +1,6 @@
 """Ends processes that user code forks inside a child process of the engine.
 
-Role: if user code in a child calls `os.fork`, the new process must not use the child's links and other resources of the
+If user code in a child calls `os.fork`, the new process must not use the child's links and other resources of the
 engine. When the user's function returns in the forked process, `leave` ends this process, so that it does not run the
 child's loop.
 """

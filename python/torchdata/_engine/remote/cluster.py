@@ -1,7 +1,7 @@
 """Starts and monitors worker hosts on other machines with Ray, and transmits their messages.
 
-Role: runs in the main process. A worker group creates its workers through a `Cluster` instead of a multiprocessing
-context. Ray is imported when a cluster is created.
+This module runs in the main process. A worker group creates its workers through a `Cluster` instead of a
+multiprocessing context. Ray is imported when a cluster is created.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ class _Actor:
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
-    """Keeps Ray's `reference` alive until `answer` is done. Afterwards, the reference is in the list `spent`, which the
-    next request to a host empties."""
+    """Keeps Ray's `reference` alive until `answer` is done, and then adds it to the list `spent`, which the next
+    request to a host empties."""
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
 

@@ -1,13 +1,13 @@
 """Runs a worker on another machine: a Ray actor, the host, starts the worker's process there.
 
-Role: the host spawns the worker as a separate process, because user code needs a main thread, and because a crash of
-user code must not end the host. The host forwards the contents of the worker's links without decoding them.
+The host spawns the worker as a separate process, because user code needs a main thread, and because a crash of user
+code must not end the host. The host forwards the contents of the worker's links without decoding them.
 
 A lane is a pair of links, one per direction. The main process calls `push` to send messages to the worker, and `pull`
-to get messages of the worker. Both methods run in separate threads. Several calls of `pull` are always waiting at the
-host, so that the host can return messages immediately. All calls of `push` and `pull` are numbered, because they may
-arrive out of order. The first lane (pair of links) transmits commands and the worker's items. The second lane (pair of
-links) transmits items from the dispatching process, which runs on the main process's machine.
+to get messages of the worker. `push` and `pull` run in separate threads. Several calls of `pull` are always waiting at
+the host, so that the host can return messages immediately. All calls of `push` and `pull` are numbered, because they
+may arrive out of order. The first lane (pair of links) transmits commands and the worker's items. The second lane (pair
+of links) transmits items from the dispatching process, which runs on the main process's machine.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RemoteSetup:
         child: the worker's setup, as if the worker ran on the main process's machine. The fields in `_HERE` are None,
             because they are valid on one machine only.
         budget: bytes of shared memory for the items that the worker sends.
-        counts: the counters of the processes that were this worker before a restart.
+        counts: the counters of earlier processes of this worker, which were replaced.
     """
 
     child: ChildSetup
@@ -212,13 +212,13 @@ class _WorkerLane:
         Args:
             most: no further message is returned once the messages together have this many bytes.
             look: a function that returns the worker's state, or None if it returned the state less than `SEEN` seconds
-                ago. `look(True)` always returns the state, and is called after the worker's exit.
+                ago; after the worker's exit, `look(True)` always returns the state.
         """
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # The exit is checked first: if the worker has already exited, the messages that are taken next are its last
-            # messages.
+            # The exit is checked before messages are taken, because the messages are the worker's last ones only if it
+            # exited before.
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1

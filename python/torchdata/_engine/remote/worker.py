@@ -1,6 +1,6 @@
 """Represents a worker on another machine in the main process, with the interface of `ChildProcess`.
 
-Role: a thread of the main process transmits messages between shared memory (`Link`) and the worker's host.
+A thread of the main process transmits messages between shared memory (`Link`) and the worker's host.
 
 A worker that replaces another worker gets its own thread and links, so it receives no late messages of the old worker.
 """
@@ -24,7 +24,7 @@ from torchdata._engine.workers.members import CONTROL_RING
 from torchdata._native import Carrier, Link, OwnedDescriptor, StatsBoard
 from torchdata._threads import Latch
 
-#: The number of `pull` calls that wait at a host, so that the host prepares one frame while it sends another.
+#: The number of `pull` calls that wait at a host; with two calls, the host prepares one message while it sends another.
 AHEAD = 2
 #: The maximum size in bytes of one message to a host.
 MOST_PUSHED = 1 << 20
@@ -46,7 +46,7 @@ class VersionsDiffer(RuntimeError):
 
 class RemoteWorker(ChildProcess):
     """Represents a worker on another machine in the main process. `hosts` is the `Cluster` that starts the worker's
-    host. `setup` describes the worker as if it ran on this machine."""
+    host. `setup` describes the worker as if it ran on the main process's machine."""
 
     def __init__(self, hosts: Any, name: str, setup: ChildSetup) -> None:
         super().__init__(name, name)

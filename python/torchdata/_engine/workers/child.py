@@ -1,7 +1,7 @@
 """Runs in every child process, opens the child's links, and receives commands.
 
-Role: a child first ignores signals, closes inherited resources, and ensures that it exits with the main process. Then
-it loads the program.
+A child first ignores signals, closes inherited resources, and ensures that it exits with the main process. Then it
+loads the program.
 
 After the start of a child, garbage collection ignores all existing objects. Importing torch creates 250,000 permanent
 objects, and searching them takes a tenth of the import time. In a forked child, garbage collection would write to every
@@ -238,8 +238,8 @@ def _keep_freed_memory() -> None:
 
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. Each page that
     glibc has returned to the system causes a page fault when the child uses it again. Page faults take a tenth of the
-    time for decoding an image. When a process frees a large block, glibc raises its limit for kept memory. A child may
-    never free such a block, because its large arrays are in shared memory. To raise glibc's limit for kept memory, the
+    time for decoding an image. When a process frees a large block, glibc raises its limit for kept memory, but a child
+    with all large arrays in shared memory may never free a large block. To raise glibc's limit for kept memory, the
     function allocates and frees one large block, without touching its pages. A limit that the user has set by
     `MALLOC_TRIM_THRESHOLD_` remains in effect.
     """
@@ -263,10 +263,10 @@ def _keep_memory_of_tensors() -> None:
     Without huge pages, older releases of glibc leave a gap next to each tensor, because torch aligns tensors to 64
     bytes. Because of such gaps, the memory of a freed tensor is slightly too small for the next tensor of the same
     size, so the process grows with each tensor. For example, a worker that keeps a small tensor and frees a tensor of
-    20 MB for each item grows by 1.2 GB in 60 items, but by only 20 MB with huge pages. Huge pages also avoid page
-    faults: filling a tensor of 20 MB causes 0 page faults instead of 4,864 (glibc 2.36). Torch reads
-    `THP_MEM_ALLOC_ENABLE` when it creates its first tensor. If the main process has already created a tensor, forked
-    children ignore this environment variable.
+    20 MB for each item grows by 1.2 GB in 60 items, but by only 20 MB with huge pages. With huge pages, filling a
+    tensor of 20 MB causes 0 page faults instead of 4,864 (glibc 2.36). Torch reads `THP_MEM_ALLOC_ENABLE` when it
+    creates its first tensor. If the main process has already created a tensor, forked children ignore this environment
+    variable.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

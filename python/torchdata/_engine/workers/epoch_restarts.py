@@ -1,6 +1,6 @@
-"""Replaces exited children of a `DataLoader2`, and resumes the replacements from the newest snapshots.
+"""Replaces exited children of a `DataLoader2` by new processes, which resume from the newest snapshots.
 
-A replacement restores a snapshot, and recomputes the items that were received after the snapshot. After the main
+A new process restores a snapshot, and recomputes the items that were received after the snapshot. After the main
 process has applied a function to the children's graphs, the exit of a child is an error, because a new graph would lack
 the function's changes.
 """
@@ -24,7 +24,7 @@ REPEATED = 600.0
 
 @dataclass(frozen=True)
 class RestartableEpoch:
-    """The data that a replacement needs to resume an epoch.
+    """The data that a new process needs to resume the epoch of an exited child.
 
     Args:
         commands: a function that returns the seeds and the reset function for the shard with the given number. With the
@@ -119,8 +119,7 @@ class EpochRestarts(Restarts):
 
     def look_at_all(self, index: int) -> Callable[[], None]:
         """Returns a function that raises `Ended` if the child has exited or was replaced. With a dispatching process,
-        the function also raises `Ended` if another child has exited, because the child may wait for the exited child
-        forever.
+        the exit of any child raises `Ended`, because child `index` may wait for the exited child forever.
         """
         look, processes = self.look_at(index), self._members.processes
         process = processes[index]

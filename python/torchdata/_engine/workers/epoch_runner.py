@@ -1,7 +1,7 @@
 """Runs a pipe graph in a worker of a `DataLoader2` or in the dispatching process.
 
-Role: carries out the main process's commands (start an epoch, call a function on the graph, stop), which it receives
-between two items. The Rust engine (`protocol::CommandState`) decides how a command affects the running epoch.
+The runner carries out the main process's commands (start an epoch, call a function on the graph, stop), which it
+receives between two items. The Rust engine (`protocol::CommandState`) decides how a command affects the running epoch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EpochRunner:
         #: Determines which shard sends the next item; empty until all programs are prepared.
         self.turns = ShardTurns((), self._exchange, 0)
         self.command_state = CommandState(self.setup.dispatches)
-        #: A received command that ends the running epoch, before its execution.
+        #: A received command that ends the running epoch, and that is executed after the epoch has ended.
         self.pending: tuple[Any, ...] | None = None
         #: The number of the running epoch, the position where its first shard starts, and whether the graph has
         #: requested dispatched items in this epoch.
@@ -204,8 +204,8 @@ class EpochRunner:
         program = self.programs[index]
         # Only a graph that starts from its beginning sends a snapshot before it reads its sources.
         unread = announced and start.content is None
-        # Until this worker has sent its snapshot, other workers may delay the dispatched items. Until then, threads of
-        # pipes must not read ahead, because they might wait forever for such items.
+        # Until this worker has sent its snapshot, threads of pipes must not read ahead, because they might wait forever
+        # for dispatched items that other workers delay.
         with beginning_unread() if unread else nullcontext():
             iterator = program.resume_from(start.content, start.strict)
             if unread:
@@ -260,8 +260,8 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands until one of them ends the running epoch. Returns False if no such command arrives within
-        `ORDERED` seconds.
+        """Executes commands until one of them ends the running epoch. Returns False if no command that ends the epoch
+        arrives within `ORDERED` seconds.
         """
         while (command := self.commands.receive(0, ORDERED)) is not None:
             if self._execute(command) == "leave":

@@ -1,7 +1,7 @@
 """Controls the children of a `DataLoader2` from the main process, epoch by epoch.
 
-Role: sends commands to the children, and waits until they are executed; `epoch_restarts.py` replaces children that
-exit.
+This module sends commands to the children, and waits until they are executed; `epoch_restarts.py` replaces children
+that exit.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Children(Group):
             collector.keep(*position.kept)
         processes = list(self._processes)
         self.begin_epoch()
-        if restarts is not None:  # replacements receive these commands from `EpochRestarts`
+        if restarts is not None:  # new processes receive these commands from `EpochRestarts`
             restarts.begin_run(RestartableEpoch(self._epoch, commands, resume, before))
             self._check_alive()
         # The dispatching process receives its command first, because the workers wait for its items.
@@ -224,7 +224,7 @@ class Children(Group):
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_acknowledged(index):
-                    # All workers are permitted to send further items: this child may need a dispatched item while the
+                    # All workers may now send further items, because this child may need a dispatched item while the
                     # dispatching process waits for a worker that has reached its limit.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
@@ -236,8 +236,8 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills the child if the child has not executed its command within the timeout. Returns the start of the
-        current wait for the command: the current time if the child was killed, and `began` otherwise.
+        """Kills the child if the child has not executed its command within the timeout. Returns when the wait for the
+        command began: the current time if the child was killed, and `began` otherwise.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
@@ -259,8 +259,8 @@ class Children(Group):
             return False
 
     def _send(self, index: int, kind: str, number: int, *content: Any, to: ChildProcess | None = None) -> None:
-        """Sends a command to a child, and to its replacement if the child exits meanwhile. If `to` is given, the
-        command is not sent to a replacement of the process `to`."""
+        """Sends a command to a child and, if the child exits meanwhile, to the process that replaces the child. If `to`
+        is given, only the process `to` gets the command."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:

@@ -1,9 +1,9 @@
 """Starts, monitors and ends a group of child processes that run a program.
 
-Role: until `shutdown`, a `Group` in the main process owns the children's process objects, and the shared memory for
-messages, wake-ups and counters. `shutdown` is bounded in time, idempotent, and harmless in a forked child. A subclass
-of `Group` runs graphs, datasets or functions of nodes. The subclass sends commands to the children through
-`members.commanders`, and reads items through a `Collector`.
+Until `shutdown`, a `Group` in the main process owns the children's process objects, and the shared memory for messages,
+wake-ups and counters. `shutdown` is bounded in time, idempotent, and harmless in a forked child. A subclass of `Group`
+runs graphs, datasets or functions of nodes. The subclass sends commands to the children through `members.commanders`,
+and reads items through a `Collector`.
 """
 
 from __future__ import annotations

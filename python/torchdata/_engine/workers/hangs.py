@@ -23,8 +23,8 @@ from torchdata._engine.workers.members import Members
 #: The minimum limit in seconds for a process that computes its first item, because it imports the program and loads a
 #: state.
 STARTING = 60.0
-#: A process is considered to work if its threads use, or wait for, a processor for at least the fraction `WORKING` of
-#: the time.
+#: A process is considered to work if its threads spend at least the fraction `WORKING` of the time using a processor or
+#: waiting for one.
 WORKING = 0.1
 #: A process on another machine is also considered to hang if its last counters are older than the process's time limit
 #: plus `SILENCE` seconds.
@@ -112,8 +112,7 @@ class Hangs:
     Args:
         first_page: the index of the first child's counters.
         seconds: the timeout.
-        patience: the timeout in seconds for a child that uses a processor; with None, `seconds` also applies to such a
-            child.
+        patience: the timeout in seconds for a child that uses a processor; None for the same timeout as `seconds`.
         in_order: whether the main process waits for one specific worker.
     """
 
@@ -184,7 +183,7 @@ class Hangs:
         workers = range(self._members.num_workers)
         if self._in_order:
             return [workers[(peer or 0) % len(workers)]]
-        # The list includes suspended workers, because a worker may be suspended before it begins a received command.
+        # Suspended workers are included, because a worker may be suspended before it executes a received command.
         at_work = [child for child in workers if self._is_stopped(child) or (child in pages and _runs(pages[child]))]
         return at_work or workers
 
@@ -279,8 +278,8 @@ class Hangs:
 
 
 def _silence(page: Any, limit: float) -> float:
-    """Returns for how many seconds a process on another machine may have progressed unnoticed: the age of its last
-    counters, or 0 if newer counters are overdue.
+    """Returns the age in seconds of the last counters of a process on another machine, or 0 if newer counters are
+    overdue.
     """
     if page is None or not page["arrived"]:
         return 0.0

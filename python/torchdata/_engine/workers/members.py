@@ -27,7 +27,7 @@ class Members:
     Args:
         num_shards: the number of shards. Worker `i % num_workers` runs shard i.
         budget: bytes of shared memory for the items of all children together.
-        program_class: defines the names of the workers and the messages about their exits.
+        program_class: the class that defines the names of the workers and the messages about their exits.
         commands: bytes of shared memory for commands, per child; with 0, commands are streamed through a small ring
             instead.
     """
@@ -93,8 +93,7 @@ class Members:
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
         """Returns which snapshots child `index` must send at the beginning of an epoch, as a code of `Announced`. If
-        the positions of a replacement process (`starts`) already contain snapshots, the process does not send these
-        snapshots.
+        the positions `starts` of a new process already contain snapshots, the process does not send these snapshots.
         """
         if starts is None:
             return Announced.DISPATCHED if index == 0 and self.dispatches else Announced.OWN

@@ -1,7 +1,7 @@
 """The interface between the engine, which starts processes and connects them, and the programs that child processes
 run.
 
-Role: there are different programs for `DataLoader2`, `StatefulDataLoader` and `torchdata.nodes`.
+There are different programs for `DataLoader2`, `StatefulDataLoader` and `torchdata.nodes`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     #: Whether a waiting command interrupts the loop that sends items, between two items.
     is_interrupted: ClassVar[bool]
-    #: If the program could not be prepared: the encoded exception, which the runner sends instead of items.
+    #: The encoded exception that prevented the preparation of the program, and that the runner sends instead of items.
     failure: tuple[Any, ...] | None
 
     def __init__(self, child: Any) -> None:
         """`child` is the `ChildLoop` that receives the commands."""
 
     def prepare(self, program: Any) -> None:
-        """Called once, before the first command. An exception of this method is stored in `failure`."""
+        """Called once, before the first command. An exception of `prepare` is stored in `failure`."""
 
     def execute(self, command: tuple[Any, ...]) -> bool:
         """Carries out a command; returns False if the command was to stop."""
@@ -41,7 +41,7 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: A phrase for the error message about the exit of a worker, which describes what the workers do.
     stage: ClassVar[str] = "reading items"
-    #: Three phrases for the error message about a worker that exits repeatedly at one result, such as "item 7 in the
+    #: Three phrases for the error message about a worker that repeatedly exits at the same item, such as "item 7 in the
     #: epoch". The phrase `to_correct` names the part of the program that the user should correct.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
@@ -79,8 +79,8 @@ class ChildInfo:
     num_workers: int
     dispatches: bool
     open_dispatched: Callable[[], Iterator[Any]] | None
-    #: A function that returns the number of the dispatching process's iteration, and the number and the checksum of the
-    #: items received from this iteration.
+    #: A function that returns the number of the current iteration over the dispatched items, and the number and the
+    #: checksum of the items received in this iteration.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
     #: The size in bytes above which snapshots are sent only if the main process has requested large snapshots.
     largest_snapshot: int | None = None
@@ -120,8 +120,8 @@ class EpochProgram(Program):
         """Called after the last epoch, unless the process exits."""
 
     def enter(self) -> None:
-        """Called when the process switches to this shard from another shard. If only `globals` must be exchanged, the
-        engine exchanges them without calling `enter`.
+        """Called when the process switches to this shard from another shard. The engine does not call `enter` if only
+        `globals` must be exchanged.
         """
 
     def leave(self) -> None:
@@ -135,7 +135,7 @@ class EpochProgram(Program):
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.
             begins: whether this is the first snapshot of an epoch.
-            waits: whether to wait for read-ahead threads that are computing an item; if not, the result is then None.
+            waits: whether to wait for read-ahead threads that are computing an item instead of returning None.
         """
 
     def note(self) -> object:

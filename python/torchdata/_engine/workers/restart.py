@@ -2,8 +2,8 @@
 
 The Rust engine (`protocol::Replacing`) decides which children are replaced, and when to give up.
 
-If an exception such as Ctrl-C interrupts the replacement, each child is either replaced completely or unchanged. If a
-call of `replace_processes` was interrupted, the next call replaces the children that were not replaced yet.
+If an exception, for example after Ctrl-C, interrupts `replace_processes`, each child is either replaced completely or
+unchanged. The next call of `replace_processes` replaces the children that were not replaced yet.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 ROOM = 3.0
 SHORT_INTERVAL = 0.01
 
-#: A pair. The first member has, for each shard, the number of items that the main process has received (`Account`), and
-#: the shard's newest snapshot. The second member is the dispatching process's snapshot at the same positions.
+#: A pair. The first member contains, for each shard, the `Account` of the items that the main process has received, and
+#: the newest snapshot. The second member is the dispatching process's snapshot for the shards' positions.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDispatched | None]
 
 
@@ -65,7 +65,7 @@ class Restarts:
         #: Exits of processes that the next warning must report. Each entry contains a description of an exit, the name
         #: of the loader's argument that allows the restart, and the stacks of a process that hung.
         self._queued: list[tuple[str, str, str]] = []
-        #: Replacements that were started, but not yet reported to the engine.
+        #: Replacement processes that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
@@ -106,7 +106,7 @@ class Restarts:
         return look
 
     def _check(self, exited: Sequence[int]) -> None:
-        """Raises an error if replacing the exited children would not allow the epoch to continue."""
+        """Raises an error if the epoch cannot continue even after the exited children are replaced."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         """Sends commands to the new processes, which then resume after the items received from the old processes."""
@@ -179,8 +179,8 @@ class Restarts:
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
     ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
-        """Starts replacements, which resume after the received items. Returns for each child: its number, its link to
-        the main process (or None), and the handle that signals its exit.
+        """Starts new processes, which resume after the received items. Returns, for each new process, the
+        number of the child, the link (or None) to the main process, and the handle that signals the process's exit.
         """
         if self._made is None:
             began = time.monotonic()

@@ -1,7 +1,7 @@
 """Finds loaders in other processes, and reads their counters without affecting them.
 
-Role: a loader's counters are in anonymous memory, and the loader's main process keeps a file descriptor of the memory
-open. Through `/proc`, other processes of the same user and of root can open the memory.
+A loader's counters are in anonymous memory, and the loader's main process keeps a file descriptor of the memory open.
+Through `/proc`, other processes of the same user and of root can open the memory.
 
 Root may inspect a process of a malicious user, so the contents of the memory are not trusted. The memory must be sealed
 against shrinking, and all offsets in the memory are compared with its size. Control characters are removed from all

@@ -1,9 +1,9 @@
 """Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
-Role: each process of a loader has a handler for a real-time signal. An observer sends this signal to a process to
-request the stack of its main thread. The signal handler writes the stack to anonymous memory of the process, which the
-observer reads through `/proc`. The loader's counters (`StatsBoard`) contain the number of the signal and the file
-descriptor of the memory.
+Each process of a loader has a handler for a real-time signal. To request the stack of the process's main thread, an
+observer sends this signal. The signal handler writes the stack to anonymous memory of the process, which the observer
+reads through `/proc`. The loader's counters (`StatsBoard`) contain the number of the signal and the file descriptor of
+the memory.
 
 `faulthandler` writes the stack in C and without the GIL, which works even if the process hangs in native code.
 `faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write. A
@@ -204,7 +204,7 @@ def stop_answering(board: StatsBoard, page: int) -> None:
         _ignore_others(now)
         faulthandler.unregister(now.signal)
         _close(now.opened)
-        # `opened` is reset last: until then, a child that is forked closes the file descriptor that it inherits
+        # `opened` is reset last, because a child that is forked earlier must close the descriptor that it inherits
         now.opened = (-1, 0)
 
 

@@ -1,8 +1,8 @@
 """Warns if no item arrives for a long time, and shows what the responsible process is doing.
 
-Role: a thread of the main process that waits for workers calls this module through the collector. A monitoring thread
-of the Rust extension times the calls of `next`, and calls this module if the main process itself hangs. The extension
-stops the monitoring thread before each fork, because Python warns if a process with several threads forks.
+A thread of the main process that waits for workers calls this module through the collector. A monitoring thread of the
+Rust extension times the calls of `next`, and calls this module if the main process itself hangs. The extension stops
+the monitoring thread before each fork, because Python warns if a process with several threads forks.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-#: A value of at least this fraction of a larger unit is shown in the larger unit, because the value would be rounded up
-#: to this unit.
+#: A value of at least this fraction of the next unit is shown in the next unit, because rounding would turn the value
+#: into a whole unit.
 _ROUNDS_UP = 0.9995
 
 

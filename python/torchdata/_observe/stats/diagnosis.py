@@ -1,7 +1,7 @@
 """Describes in one sentence what limits a loader, and what would help.
 
-Role: each rule recognizes one situation, and the first rule that applies determines the result. The thresholds are far
-above random fluctuations.
+Each rule recognizes one situation, and the first rule that applies determines the result. The thresholds are far above
+random fluctuations.
 """
 
 from __future__ import annotations
@@ -287,9 +287,9 @@ def sending(stats: LoaderStats) -> Verdict | None:
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
-    # For tiny items, a worker may wait for a core for longer than it works, so its waiting time is subtracted. Virtual
-    # machines do not report every wait for a core. If the sum of the pipes' own times is smaller than the worker's
-    # time, the sum is used instead.
+    # For tiny items, a worker may wait for a core for longer than it works, so its waiting time is subtracted. Because
+    # virtual machines do not report every wait for a core, the sum of the pipes' own times is used instead if it is
+    # smaller.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -326,7 +326,7 @@ def packing(stats: LoaderStats) -> Verdict | None:
 
 
 def idle_workers(stats: LoaderStats) -> Verdict | None:
-    """Recognizes fewer items, or blocks of items, than workers."""
+    """Recognizes epochs with fewer items (or blocks of items) than workers."""
     idle = [worker for worker in stats.workers if not worker.items]
     if not idle or stats.running or not stats.items:
         return None

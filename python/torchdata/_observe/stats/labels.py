@@ -65,8 +65,7 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the user's functions that a pipe calls to read a dataset. The list is empty if the pipe does more than
-    reading the dataset.
+    """Returns the user's functions that a pipe calls, if the pipe only reads a dataset; otherwise, an empty list.
 
     Map-style pipes are timed only if `full` is True. If `full` is False, the pipe that reads a map-style pipe is named
     after the functions of this map-style pipe.
@@ -79,8 +78,7 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """Returns True for an iterable pipe, and for a map-style pipe with user code if the reading pipe can measure its
-    time."""
+    """Returns True for an iterable pipe and, if `full` is True, for a map-style pipe with timed user code."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)

@@ -1,7 +1,7 @@
 """Records the statistics of one loader.
 
-Role: the counters are in the shared memory of the loader's processes, or in new memory if all pipes run in the main
-process. Errors in statistics never interrupt loading.
+The counters are in the shared memory of the loader's processes, or in new memory if all pipes run in the main process.
+Errors in statistics never interrupt loading.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Recorder:
         #: items.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: When the loader was shut down: the time, the level of detail and the counters.
+        #: The time, the level of detail and the counters at the shutdown of the loader.
         self._last: tuple[int, bool, list[Any]] | None = None
         self._is_damage_reported = False
         self._processes: Any = None

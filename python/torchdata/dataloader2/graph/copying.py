@@ -1,6 +1,6 @@
 """Copies the pipes of a graph without copying their data.
 
-Role: a loader runs a copy of the user's graph, because sharding, seeding and iterating modify the pipes.
+A loader runs a copy of the user's graph, because sharding, seeding and iterating modify the pipes.
 
 The data in the graph is not copied, because copying takes memory and time, and because copies of some objects would
 lack their contents, their shared memory or their open files.
@@ -56,7 +56,7 @@ def duplicate(obj: T) -> T:
 
 
 def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
-    """Copies a pipe in a third of the time of `copy.deepcopy`, unless its class defines how to copy it."""
+    """Copies a pipe. For ordinary classes, this takes a third of the time of `copy.deepcopy`."""
     cls: Any = type(pipe)
     if id(pipe) in memo or hasattr(cls, "__deepcopy__") or hasattr(cls, "__setstate__"):
         return copy.deepcopy(pipe, memo)

@@ -46,7 +46,7 @@ class DispatchedSource(IterDataPipe[Any]):
 class _DummyIterDataPipe(IterDataPipe[Any]):
     """The pipe that yielded the dispatched items in a worker's graph of torchdata 0.9.
 
-    User-defined replacements of `process_init_fn` search the graph for a `_DummyIterDataPipe`, but graphs now contain a
+    User-defined versions of `process_init_fn` search the graph for a `_DummyIterDataPipe`, but graphs now contain a
     `DispatchedSource` instead.
     """
 
@@ -54,9 +54,9 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last of the pipes that run in the dispatching process; None if no pipe runs there.
 
-    The items of all `sharding_round_robin_dispatch` pipes pass through the returned pipe. If all dispatched items pass
-    through several pipes in sequence, the first of these pipes is returned. If a branch shares a source with a
-    dispatched branch, both branches are dispatched. Pipes that read from each other in a cycle are dispatched together.
+    The returned pipe is the first pipe that the items of all `sharding_round_robin_dispatch` pipes pass through. A
+    branch that shares a source with a dispatched branch is also dispatched. Pipes that read from each other in a cycle
+    are dispatched together.
     """
     graph = whole(graph)
     dispatched: set[int] = set()
@@ -90,7 +90,7 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
     """If `graph` contains an `on_error` after `part`, appends an `on_error` to `part`. `part` runs in other processes,
-    and a process can skip only its own exceptions.
+    so an `on_error` outside `part` cannot skip its exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):

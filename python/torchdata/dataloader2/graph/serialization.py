@@ -1,6 +1,6 @@
 """Copies pipe graphs and reading services, and pickles them for the state of a loader.
 
-Role: a loader copies its graph without pickling it, and pickles the graph only if a saved state must contain it.
+A loader copies its graph without pickling it, and pickles the graph only if a saved state must contain it.
 """
 
 from __future__ import annotations

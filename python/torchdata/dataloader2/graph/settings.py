@@ -1,7 +1,7 @@
 """Applies settings to all pipes of a graph that support them: seeds, shuffling, sharding.
 
-Role: finds pipes by their methods (`set_seed`, `set_shuffle`, `apply_sharding`), so that pipes of users and of torch
-are included.
+The functions find pipes by their methods (`set_seed`, `set_shuffle`, `apply_sharding`), so that pipes of users and of
+torch are included.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenera
 
 
 def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenerator) -> DataPipe:
-    """Seeds the random pipes of a graph, with the same seeds in all workers where sharding requires equal seeds.
+    """Seeds the random pipes of a graph, so that all workers select their items from the same order.
 
     Pipes before a `sharding_filter` get seeds that all workers and ranks share, because all of these processes must see
     the same order before each process selects its items. Pipes after a `sharding_filter` get different seeds in each
@@ -116,7 +116,7 @@ def apply_sharding(
 
     Args:
         num_of_instances: the number of copies of the graph that share the items.
-        instance_id: the number of this copy, from 0.
+        instance_id: the number of this copy of the graph, from 0.
         sharding_group: the level of sharding (a `SHARDING_PRIORITIES`): ranks, workers, or unspecified. A
             `sharding_filter` with another group than `sharding_group` remains unchanged.
 
@@ -133,7 +133,7 @@ def apply_sharding(
     assigned: set[int] = set()
 
     def descend(graph: DataPipeGraph, following: Any) -> None:
-        """`following`: the nearest sharding pipe of `sharding_group` that reads from `graph`; None if there is none."""
+        """`following`: the nearest later pipe that shards in the same `sharding_group`; None if there is none."""
         for pipe, sources in graph.values():
             if (id(pipe), id(following)) in seen:
                 continue

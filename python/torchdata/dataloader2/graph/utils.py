@@ -1,6 +1,6 @@
 """Reads and modifies the connections of pipe graphs.
 
-Role: no function pickles or copies a pipe, because a pipe's attributes may contain large data, locks and open files.
+This module never pickles or copies a pipe, because a pipe's attributes may contain large data, locks and open files.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def nested(graph: Graph) -> DataPipeGraph:
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Returns the sources of a pipe without the pipes on `path`, and whether no source was left out."""
+        """Returns the graph of a pipe's sources, without pipes on `path`, and whether no pipe was left out."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -80,7 +80,7 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        # If no source was left out, `found` does not depend on `path`, so all readers of the pipe share it.
+        # A result without omissions does not depend on `path`, so it is stored for the pipe's other readers.
         if everywhere:
             finished[id(pipe)] = found
         return found, everywhere
@@ -215,8 +215,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def replace_pipe(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Returns the last pipe of the changed graph."""
-    # The new pipe and its sources are not rewired, so a new pipe that reads the old pipe is inserted after the old
-    # pipe.
+    # The new pipe may itself read the old pipe, so the new pipe and its sources stay unchanged.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:
@@ -225,8 +224,7 @@ def replace_pipe(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
 
 
 def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], list[DataPipe]]) -> dict[int, DataPipe]:
-    """Returns `end` and all its direct and indirect sources, except `without` and the sources that only `without`
-    reads."""
+    """Returns `end` and its direct and indirect sources, by id. The search skips the pipe `without`."""
     found: dict[int, DataPipe] = {}
     waiting = [end]
     while waiting:
@@ -300,7 +298,8 @@ def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
 
 
 def _rewired(obj: Any, choose: Callable[[Any], Any], opened: set[int]) -> Any:
-    """Modifies mutable containers, and recreates immutable containers."""
+    """Applies `choose` to all pipes in `obj`; mutable containers are modified, and immutable containers are
+    recreated."""
     if is_pipe(obj):
         return choose(obj)
     if not isinstance(obj, (dict, list, tuple, set, frozenset, deque)):

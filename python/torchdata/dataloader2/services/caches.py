@@ -4,10 +4,10 @@ A process restores the items of a cache such as `in_memory_cache` by repeating t
 cached items exceed the worker's share of `snapshot_budget`, a snapshot contains only the seeds of the epoch that filled
 the cache.
 
-Role: repeating an epoch restores the cached objects only if no code has modified them. A checksum detects modified
-objects at the beginning of each epoch. If the cache is the last pipe and yields only cached items, no code can modify
-the cached objects within an epoch. If later pipes may modify the cached objects, snapshots without these objects are
-taken only at an epoch's beginning. If cached objects were modified, all snapshots contain the cached items.
+Repeating an epoch restores the cached objects only if no code has modified them. A checksum detects modified objects at
+the beginning of each epoch. If the cache is the last pipe and yields only cached items, no code can modify the cached
+objects within an epoch. If later pipes may modify the cached objects, snapshots without these objects are taken only at
+an epoch's beginning. If cached objects were modified, all snapshots contain the cached items.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Caches:
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
         self._is_new, self._was_empty = True, False
-        #: The epoch that fills (or has filled) the caches, and whether the snapshot from the beginning of this epoch is
+        #: The epoch that fills or has filled the caches. `_lacks_start`: whether the snapshot from its beginning is
         #: missing.
         self._filled: Filled | None = None
         self._lacks_start = False
@@ -68,8 +68,8 @@ class Caches:
             if not is_same or not (self._is_untouched or _measured(values) == self._measure):
                 self.forget()
         else:
-            # If the epoch was interrupted, functions may have modified only some of the cached objects. A restored
-            # cache would differ, because the whole epoch is repeated.
+            # If the epoch was interrupted, functions may have modified only some of the cached objects. A repeated
+            # epoch would modify all cached objects.
             is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:
@@ -101,7 +101,7 @@ class Caches:
     # -- snapshots -------------------------------------------------------------------------------------------------
 
     def may_snapshot(self, begins: bool) -> bool:
-        """`begins` is True before the first item of an epoch."""
+        """`begins`: whether no item of the epoch has been computed yet."""
         return begins or self._is_untouched or not self._left_out
 
     def filled(self, begins: bool) -> Filled | None:
@@ -139,8 +139,7 @@ class Caches:
             self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
 
     def put_back(self, filled: Filled, values: list[Any], is_strict: bool) -> None:
-        """`put_back` must be called after all pipes were loaded, because it replaces the cached items of the loaded
-        pipes.
+        """`put_back` replaces the cached items of the pipes, so the states of all pipes must be loaded before.
 
         Raises RuntimeError if `is_strict` is True and the items differ from the original items. Items that differ only
         in floating-point numbers and arrays cause only a warning.

@@ -1,10 +1,10 @@
 """Runs the pipes before a `sharding_filter` once for all shards of a process, if the number of shards is fixed.
 
-Role: with `splits`, a process may run dozens of shards, which would all compute the same items before the filter. Each
-shard has a replica of the whole graph, but only one replica reads the pipes before the filter, the *common part*. The
-common part gives each item to its shard, and queues the items that the shards have not requested yet. The same thread
-runs the shards and the pipes before the filter, either in a worker or in the main process. A `CommonPart` belongs to
-one filter, one epoch and one process.
+With `splits`, a process may run dozens of shards, which would all compute the same items before the filter. Each shard
+has a replica of the whole graph, but only one replica reads the pipes before the filter, the *common part*. The common
+part gives each item to its shard, and queues the items that the shards have not requested yet. The same thread runs the
+shards and the pipes before the filter, either in a worker or in the main process. A `CommonPart` belongs to one filter,
+one epoch and one process.
 
 The items of the common part do not depend on the number of workers: its generators are seeded equally in all processes,
 and torch's worker info shows a single worker. A shard's state contains a snapshot of the common part, and the number of
@@ -129,7 +129,7 @@ class Share:
         """Returns an iterator over the items of the shard. The `sharding_filter` calls this method once in an epoch.
 
         Args:
-            position: the number of items that this shard's replica of the pipes before the filter has yielded.
+            position: how many items the pipes before the filter have yielded in this shard's replica of the graph.
             generators: the states that the random generators of the common part have at `position`; see `_Start`.
         """
         part, begun = self.part, token_of(self.datapipe).yielded
@@ -206,8 +206,8 @@ class CommonPart:
         #: The generators of the shard that requests an item, and the generators of the pipes before the filter.
         self._globals = ShardGlobals(), ShardGlobals()
         self._turns = ShardTurns(self._globals, self._exchange, 0)
-        #: The function that switches between the random generators of the common part and of the shard. Without user
-        #: code in the common part, the function is `_stay`, which does nothing.
+        #: The function that switches between the random generators of the common part and of the shard. If the common
+        #: part contains no user code, `_enter` is `_stay`, which does nothing.
         self._enter: Callable[[int], object] = self._turns.enter
 
     @property
@@ -292,7 +292,7 @@ class CommonPart:
                 self._distribute()
 
     def _move_to(self, share: Share) -> None:
-        """Makes the pipes in the graph of the shard `share` compute the next items of all shards."""
+        """Makes one shard (`share`) run the pipes before the filter for all shards, from the current position."""
         self._current, position = share, self.position
         self._turns.enter(1)
         try:
@@ -331,8 +331,8 @@ class CommonPart:
             start = start._replace(entries=beginning_entries(graph))
         else:
             assert self._attributes is not None
-            # A user's pipe may count its epochs. The counts must be equal in all replicas, although not every replica
-            # runs in every epoch.
+            # A user's pipe may count its epochs, but not every replica runs in every epoch. So each replica gets the
+            # attributes from the beginning of the epoch.
             for pipe, attributes in zip(graph, self._attributes, strict=True):
                 vars(pipe).update(deepcopy(attributes))
             load_entries(graph, deepcopy(start.entries))

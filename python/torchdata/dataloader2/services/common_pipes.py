@@ -1,7 +1,6 @@
 """Decides which pipes of a graph run once for all shards of a process.
 
-Role: pure functions for `common_parts`. This module inspects only the graph, because its results must be the same for
-any number of workers.
+This module inspects only the graph, because its results must be the same for any number of workers.
 """
 
 from __future__ import annotations
@@ -38,8 +37,8 @@ def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
     """Returns each `sharding_filter` with a common part: pipes before the filter that run once for all shards.
 
     Every pipe after such a filter reads its source only once in an epoch, and no other pipe reads the common part. The
-    result is empty if a pipe keeps state beyond an epoch, or if a thread of a pipe reads ahead and might draw from the
-    common part's generators. A filter that can skip the items of other shards without computing them is not returned.
+    result is empty if a pipe keeps state beyond an epoch, or if its threads might draw from the generators of the
+    common part. A filter that can skip the items of other shards without computing them is not returned.
     """
     if lasts(graph):
         return []
@@ -59,8 +58,7 @@ def _is_suited(pipe: Any) -> bool:
 
 
 def _is_apart(graph: Graph, datapipe: ShardingFilter[Any]) -> bool:
-    """Returns whether the pipes before the filter can run once for all shards: one replica can compute the items of all
-    shards, and only the filter reads these pipes."""
+    """Returns whether one replica of the pipes before the filter can compute the items of all shards."""
     source = datapipe.source_datapipe
     if not datapipe._gives_each_item_to_one_worker() or not is_iter_pipe(source) or datapipe._skips_others():
         return False
@@ -84,7 +82,7 @@ def may_draw(pipe: Any) -> bool:
 
 
 def attributes_of(pipe: Any) -> dict[str, Any]:
-    """Returns copies of the attributes of a user's pipe that may count iterations."""
+    """Returns copies of all attributes that may be counters of iterations, if `pipe` is a user's pipe."""
     if type(pipe).__module__.startswith("torchdata."):
         return {}
     return {name: deepcopy(value) for name, value in vars(pipe).items() if type(value) in COUNTERS}

@@ -1,8 +1,8 @@
 """Divides items among the ranks of a distributed job, which communicate by `torch.distributed` or a user's object.
 
-Role: in each rank's main process, shards the graph, sets equal shared seeds, and appends `fullsync`, which ends all
-ranks' epochs together. The broadcast of seeds and the thread of `fullsync` have separate process groups, because two
-threads must not share a group.
+In each rank's main process, the service shards the graph, sets equal shared seeds, and appends `fullsync`, which ends
+all ranks' epochs together. The broadcast of seeds and the thread of `fullsync` have separate process groups, because
+two threads must not share a group.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class DistributedReadingService(ReadingServiceInterface):
         if process_group is None and members_of(timeout, owner) is not None:
             timeout, process_group = DEFAULT_TIMEOUT, timeout  # type: ignore[assignment]
         check_timeout(timeout, owner)
-        #: The ranks in the user's torch process group, numbered as in the job; None without such a group.
+        #: The members of the user's torch process group, as ranks of the whole job; None without such a group.
         self._members = members_of(process_group, owner)
         passed_group: Any = None if self._members is not None else process_group
         if passed_group is not None:
@@ -217,8 +217,8 @@ class DistributedReadingService(ReadingServiceInterface):
         self._resumed = resumed
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
-        """Sets `seed_generator` to the generator of the data-parallel group that begins this epoch first, so that all
-        groups have equal seeds."""
+        """Gives all data-parallel groups equal seeds: `seed_generator` gets the state of the group that begins this
+        epoch first."""
         from torchdata._ranks.torch_group import TorchGroup
 
         if isinstance(self._pg, TorchGroup):

@@ -1,7 +1,7 @@
 """The interface of reading services to `DataLoader2`.
 
-Role: a loader owns a copy of the service. The loader calls the methods of this copy in the main process, in the thread
-that uses the loader.
+A loader owns a copy of the service. The loader calls the methods of this copy in the main process, in the thread that
+uses the loader.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class ReadingServiceInterface(ABC):
                 is none.
 
         Returns:
-            A function that changes the graph for this epoch, or None. The next service calls the returned function;
-            after the last service, the loader calls it.
+            A function that changes the graph for this epoch, or None. The next service calls the returned function; the
+            loader calls the function of the last service.
         """
         return iter_reset_fn
 
@@ -279,8 +279,8 @@ class _Answers(ReadingServiceInterface):
 
 
 def contract_of(service: Any) -> ReadingServiceInterface:
-    """Returns an object through which the loader can call every method of `ReadingServiceInterface`. A service without
-    this base class is wrapped in an adapter. If `service` is None, the returned object leaves the graph unchanged.
+    """Returns an object through which the loader can call every method of `ReadingServiceInterface`. A service of
+    another class is wrapped in an adapter. If `service` is None, the returned object leaves the graph unchanged.
     """
     if isinstance(service, ReadingServiceInterface):
         return service

@@ -1,6 +1,6 @@
 """Computes the number of items of an epoch, before or while workers and ranks run.
 
-Role: for each worker and rank, copies the pipes without their data, shards the copies, and adds up their lengths.
+For each worker and rank, a copy of the pipes without their data is sharded. The copies' lengths are then added up.
 """
 
 from __future__ import annotations

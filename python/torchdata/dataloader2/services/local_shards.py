@@ -1,9 +1,9 @@
 """Runs the shards of an epoch that workers began, in the main process of a loader without workers.
 
-Role: a `WorkerOutput` yields the items of these shards, instead of the items of worker processes. The threads that read
-the loader run this code, one thread at a time, with a copy of the pipes for each shard. While a shard runs, the process
-has the shard's worker info and global generators. Between two items, the worker info and the generators of the process
-are restored.
+A `WorkerOutput` yields the items of these shards, instead of the items of worker processes. The threads that read the
+loader run this code, one thread at a time, with a copy of the pipes for each shard. While a shard runs, the process has
+the shard's worker info and global generators. Between two items, the worker info and the generators of the process are
+restored.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class LocalShards:
     def _in_shard(self, program: EpochProgram, function: Callable[[], _T], *, enters: bool = True) -> _T:
         """Calls `function` with the worker info and the generators of a shard.
 
-        A `with` statement of this method calls `ShardGlobals.__exit__`, which is native code, so Ctrl-C cannot prevent
-        that the generators of the process are restored.
+        Even if Ctrl-C interrupts the call, the native method `ShardGlobals.__exit__` restores the generators of the
+        process.
         """
         with one_at_a_time(), ShardGlobals() as outside:
             try:
@@ -146,7 +146,7 @@ class LocalShards:
                 if note is not None:
                     self._listener.receive(shard, note)
                 if items:
-                    # the 0 replaces the checksum of the items, which is not computed here
+                    # the checksum of the items is not computed here, so it is 0
                     now = [*accounts[:shard], (accounts[shard][0] + 1, 0), *accounts[shard + 1 :]]
                     self._positions.append(_Delivered(total + 1, shard, now))
                 else:

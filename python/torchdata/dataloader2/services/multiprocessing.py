@@ -1,7 +1,7 @@
 """`MultiProcessingReadingService`: runs the pipe graph in worker processes.
 
-Role: divides the graph between the dispatching process, the workers and the main process, starts the processes, and
-translates the loader's calls into commands.
+The service divides the graph between the dispatching process, the workers and the main process, starts the processes,
+and translates the loader's calls into commands.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     process recomputes, compares and drops items that the main process has already received, so the pipeline must
     reproduce its items. Each restart causes a `RuntimeWarning`. If processes exit three times at the same item,
     `WorkerExitedError` is raised with the item's number. With a dispatching process, all processes are replaced if one
-    process exits. Under "fork", a helper process forks the new processes. The helper process was forked when the loader
-    started, so threads and CUDA that the main process uses later cause no problems.
+    process exits. Under "fork", a helper process forks these new processes. The helper process was forked when the
+    loader started, so threads and CUDA that the main process uses later cause no problems.
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
     processes. A process hangs if the main process has waited `timeout` seconds for it, and no pipe of the process has
@@ -89,12 +89,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
             default. With `in_order=False`, the first ready item of any worker is taken. The dispatching process always
             sends its items to the workers in turn, regardless of `in_order`.
-        memory_budget: the maximum number of bytes of shared memory for all the workers' items, until the program frees
-            the items; None for a quarter of the machine's memory. Only memory that items actually use is allocated. If
+        memory_budget: the maximum number of bytes of shared memory for items of the workers that the program has not
+            freed yet; None for a quarter of the machine's memory. Only memory that items actually use is allocated. If
             the items exceed `memory_budget`, further items are copied, which is slower.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" (the default) raises `WorkerExitedError` if a worker or the dispatching process exits.
-            "restart" replaces the process that has exited. The replacement resumes from the last snapshot of the exited
+            "restart" replaces the process that has exited. The new process resumes from the last snapshot of the exited
             process.
         on_timeout: "error" (the default) raises TimeoutError after `timeout` seconds without an item. "restart" kills
             the process that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
@@ -478,8 +478,8 @@ def _none() -> None:
 
 
 def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
-    """Derives the seed generator of a shard from `generator`. If the shard may run on any rank (`moved`), `generator`
-    must be equal on all ranks."""
+    """Derives the seed generator of a shard from `generator`. For a shard that may run on any rank (`shard.moved`), the
+    caller must pass a generator that is equal on all ranks."""
     if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)
     if shard.moved and shard.ranks > 1:

@@ -1,9 +1,9 @@
 """Detects workers that read the same items in different orders.
 
-Role: receives the samples that each worker takes before its `sharding_filter`, and raises an exception if workers read
-the same items in different orders. If two workers read different items at one position, their orders may still be
-equal, because a source may augment its items at random. The orders of two workers differ if some items have different
-positions, and some positions have different items.
+`Orders` receives the samples that each worker takes before its `sharding_filter`, and raises an exception if workers
+read the same items in different orders. Two different items at one position do not prove different orders, because a
+source may augment its items at random. The orders of two workers differ if some items have different positions, and
+some positions have different items.
 
 An exception is also raised if two workers read the same items of a source that should divide its items.
 """
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from torchdata.datapipes._pipe.witnessing import Note
 
 #: Two orders differ if at least `_PROOF` items have different positions, and at least `_PROOF` positions have different
-#: items. By chance, a source that draws random items from a small set may yield the same item at different positions;
-#: with `_PROOF` items, this causes a false error in at most one of a million epochs.
+#: items. A source that draws random items from a small set may fulfill this condition by chance, but in at most one of
+#: a million epochs.
 _PROOF = 20
 
 
@@ -74,7 +74,7 @@ class _Shares:
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:
-        """If another worker has read the same items as `worker`, returns its number; otherwise None."""
+        """Returns the number of another worker that has read the same items as `worker`, or None."""
         mine = self._samples.setdefault(worker, set())
         mine.update(checksum for _, checksum in note.samples)
         self._is_whole[worker] = note.start == 0 and note.length == len(mine) > 0

@@ -179,22 +179,22 @@ def process_reset_fn(
 
 
 def function_in_use(name: str) -> Callable[..., Any]:
-    """Returns the function, or the user's replacement of this function."""
+    """Returns the function `name` of `reading_service`, or the user's function that has replaced it there."""
     public = loaded(_PUBLIC)  # a process that has not imported the public module cannot have replaced its functions
     function: Callable[..., Any] = globals()[name] if public is None else getattr(public, name)
     return function
 
 
 def replaced_functions() -> dict[str, Callable[..., Any]]:
-    """Returns the user's replacements, which must be sent to spawned processes, because spawned processes import the
-    original functions.
+    """Returns the user's functions that have replaced functions of `reading_service`. Spawned processes import the
+    original functions, so the user's functions must be sent to spawned processes.
     """
     ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
     return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}
 
 
 def refuse_functions(service: Any, **functions: Callable[..., Any] | None) -> None:
-    """Raises TypeError for a function of the user, because the function may change the graph."""
+    """Raises TypeError if a function is given, because a user's function may change the graph."""
     for name, function in functions.items():
         if function is not None:
             raise TypeError(f"{name} of the {type(service).__name__} may change the graph")
@@ -266,7 +266,7 @@ class GraphProgram(EpochProgram):
 
     def enter(self) -> None:
         """Switches the worker number and the random generators of the process to this shard."""
-        # if torch was imported while another shard ran, torch lacks the worker info of this shard
+        # torch may have been imported while another shard ran, so the worker info of this shard is set
         if not self.globals.enter() and "torch.utils.data" in sys.modules:
             self._set_worker_info()
         if self._reading_ahead:
@@ -337,7 +337,7 @@ class GraphProgram(EpochProgram):
         if self._shard.of_main:  # the main process drew no seeds for global generators before the seeds of the pipes
             set_graph_random_seed(self.datapipe, SeedGenerator.imported(seeds))
         self._search_again()
-        # An epoch can be repeated only if it has neither dispatched items nor an `iter_reset_fn`.
+        # Only an epoch without dispatched items and without an `iter_reset_fn` can be repeated.
         is_alone = not self._child.dispatches and self._child.share is None
         self._caches.begin(self.datapipe, seeds if is_alone and iter_reset_fn is None else None)
         self._begun_with = seeds, iter_reset_fn
@@ -382,7 +382,7 @@ class GraphProgram(EpochProgram):
         end_threads(self.datapipe)
 
     def _seeded_generators(self) -> dict[str, Any]:
-        """Returns the states of the global generators right after they were seeded, which snapshots omit."""
+        """Returns the global generators' states right after seeding, which snapshots omit if they are unchanged."""
         return _seeded_generators(self._begun_with[0], self._child.dispatches)
 
     def _seed_common_part(self, seeds: bytes, number: int) -> None:
@@ -459,7 +459,7 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            # A resumed graph that yields items from restored buffers may not have requested a dispatched item yet.
+            # A resumed graph that yields buffered items may have read no dispatched item yet.
             return _Share(1, read)
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
@@ -533,7 +533,7 @@ class GraphProgram(EpochProgram):
         self._is_beyond_share = True
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
-        """Applies `function` to the graph. If it returns a pipe, the pipe replaces the graph in the next epoch."""
+        """Applies `function` to the graph. A pipe that `function` returns replaces the graph in the next epoch."""
         self._watched = None
         self._caches.note_call()
         self._search_again()
@@ -574,8 +574,8 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
 def _seed_torch(torch: Any, seed: int) -> None:
     """Seeds torch like `torch.manual_seed(seed)`, but does not format the caller's stack as text.
 
-    For each kind of device that was not used yet, `torch.manual_seed` formats the caller's stack for the message of a
-    later error. Formatting the stack checks each source file on disk, which would delay the first item of every epoch.
+    For each kind of device not in use yet, `torch.manual_seed` formats the caller's stack, to show it in later errors.
+    Formatting the stack checks each source file on disk, which would delay the first item of every epoch.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

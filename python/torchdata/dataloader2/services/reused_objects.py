@@ -1,7 +1,7 @@
 """Finds items that change, or become unusable, when the source reads later items.
 
-Role: a queued item would change if its source writes later items to the same buffer or object (see `common_parts`). If
-an item cannot be examined completely, this module assumes that the source reuses the item's memory.
+If a source writes a later item to the same buffer or object, an item that still waits in a queue changes (see
+`common_parts`). If an item cannot be examined completely, this module assumes that the source reuses the item's memory.
 """
 
 from __future__ import annotations
@@ -163,8 +163,8 @@ def _refuse(*_: Any) -> None:
 
 
 def _refuse_hidden(*_: Any) -> None:
-    """Returns None, because the object may have a buffer that Python cannot find, and that the source may overwrite.
-    Objects of known libraries are examined by `_search_library` instead of this function."""
+    """Returns None, because the object may have a hidden buffer, which the source may overwrite. Objects of known
+    libraries are examined by `_search_library` instead of this function."""
 
 
 def _search_nothing(*_: Any) -> Sequence[Any]:

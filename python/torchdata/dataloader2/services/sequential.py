@@ -1,6 +1,6 @@
 """Runs a graph through several reading services, one after another.
 
-Role: calls that end an epoch or a run are forwarded to the services in reverse order.
+Calls that end an epoch or a run are forwarded to the services in reverse order.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return seal(to_plain({"states": states}, "a reading service"))
 
     def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
-        """Passes `datapipe` through all services. A service with the method `restore` also receives its part of
+        """Passes `datapipe` through all services. A service with the method `restore` also receives its own state from
         `serialized_state`; the other services are initialized. Returns the pipe of the last service.
 
         Raises:

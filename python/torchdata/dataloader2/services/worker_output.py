@@ -19,7 +19,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 @dataclass(frozen=True)
 class WorkersEpoch:
-    """The processes and the items of one epoch in one object, so that no thread sees parts of two epochs."""
+    """The processes and the items of one epoch. They are replaced together, so that no thread mixes two epochs."""
 
     children: Children | LocalShards
     items: Iterator[Any]
@@ -30,7 +30,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     Args:
         lasts: whether a pipe that runs in the child processes keeps state from one epoch to the next.
-        may_count: whether pipes may change attributes that affect later epochs; if so, each worker sends a snapshot at
+        may_count: whether pipes may change attributes that affect later epochs; each worker then sends a snapshot at
             the beginning of every epoch except the first.
         lasts_in_workers: the names of pipes in the workers that keep state between epochs.
         lasts_dispatched: the names of pipes in the dispatching process that keep state between epochs.
@@ -119,7 +119,7 @@ class WorkerOutput(IterDataPipe[Any]):
         children, (position, strict) = self._children, self._resume_at or (None, True)
         self._resume_at = None
         self._passes += 1
-        # The callback does not refer to the children, because such a reference would prevent them from being freed.
+        # `resume` does not refer to `children`, because such a reference would prevent `children` from being freed.
         resume = partial(_resume, children.dispatches, strict)
         left, announced = None, self.may_count and self._passes > 1
         if position is not None:
@@ -140,7 +140,7 @@ class WorkerOutput(IterDataPipe[Any]):
             self._children.collector.follow(delivery)
 
     def want_large_snapshots(self) -> int:
-        """Returns the result of `Children.want_large_snapshots`; 0 without workers."""
+        """Calls `Children.want_large_snapshots`, and returns its result; 0 if no workers run."""
         children = self._children
         return 0 if isinstance(children, LocalShards) else children.want_large_snapshots()
 
@@ -220,7 +220,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self.is_unread = False
         return self.run.items
 
-    #: Messages use "their" instead of "its" for this pipe, which represents several processes.
+    #: Error messages about this pipe use the plural, because it represents several processes.
     is_several = True
 
     def __repr__(self) -> str:

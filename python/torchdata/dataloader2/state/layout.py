@@ -1,6 +1,6 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: only this module contains the keys of the layout. The functions never unpickle values that could run code.
+Only this module contains the keys of the layout. The functions never unpickle values that could run code.
 
 `parse` checks the type and range of each value, including values in snapshots, because a downloaded state may be
 forged. Checksums detect damage, but do not prove who wrote a state.
@@ -57,8 +57,8 @@ _ALL = (*_REQUIRED, RANDOMNESS_STATE_KEY_NAME, _VERSION, _POSITION)
 _MOST = 1 << 46
 _MOST_SHARDS = 1 << 20
 
-#: The seconds for recomputing items are estimated only for at least `_FEW` items, because the start of the workers
-#: takes most of a short epoch.
+#: For fewer than `_FEW` items, the time of a recomputation is not estimated, because starting the workers would
+#: dominate it.
 _FEW = 100
 
 _KINDS: dict[str, set[type]] = {"received": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
@@ -139,8 +139,8 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
 
 def checksum_of(value: Any, of_bytes: Callable[[bytes], bytes] = _crc) -> int:
-    """Returns a checksum of a nested value. `of_bytes` is `seal_of` for sealed snapshots, whose headers contain
-    checksums of the snapshots."""
+    """Returns a checksum of a nested value. `of_bytes` computes the checksum of bytes; for a sealed snapshot, `seal_of`
+    returns its header, which contains a checksum."""
     words: list[str] = []
     _add_words(value, words, of_bytes)
     return zlib.crc32("".join(words).encode())

@@ -23,7 +23,7 @@ class Shard:
     """One shard of an epoch: a replica of the pipeline with its own worker info, random streams and position.
 
     Args:
-        worker: the worker that began the shard, on its rank.
+        worker: the number of the worker that began the shard, among the workers of its rank.
         of_main: whether the epoch began in the main process, where the pipes get the loader's seeds instead of a
             worker's seeds.
         moved: whether the shard may run on another rank than the rank that began it. A moved shard still yields the
@@ -73,8 +73,8 @@ class Position(NamedTuple):
         seconds: the duration of the epoch up to the saved position.
         shards: the shards of the epoch; None if the epoch runs in the main process.
         own_seeds: whether the pipes, instead of the loader, drew the epoch's seeds; None with workers.
-        without_held: for a resume with another number of ranks, the positions of the shards without the items that the
-            main process's pipes buffer; None if unknown, or equal to `workers`.
+        without_held: the shards' positions without the items that the main process's pipes buffer, for resuming with
+            another number of ranks; None if unknown, or equal to `workers`.
         lacking: an error message if `workers` lacks the state that pipes keep from earlier iterations. Not saved.
     """
 
@@ -119,8 +119,8 @@ class Content(NamedTuple):
     """The contents of a sealed snapshot: of the main process's pipes, of its generators, or of a child's graph.
 
     Args:
-        read_out: whether the worker had read all dispatched items; without a dispatching process, whether the epoch had
-            ended.
+        read_out: whether the worker had read all dispatched items, or, without a dispatching process, whether the epoch
+            had ended.
         filled: how to repeat the epoch that fills the caches; None if the epoch cannot be repeated.
     """
 

@@ -1,7 +1,7 @@
 """Distributes the shards of a resumed epoch, if the number of workers or ranks has changed.
 
-Role: a shard moves as a whole, so each item of an epoch stays in its shard. The shards are distributed in turn among
-the ranks, and each rank distributes its shards among its workers.
+A shard moves as a whole, so each item of an epoch stays in its shard. The shards are distributed in turn among the
+ranks, and each rank distributes its shards among its workers.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 def _without_held(position: Position) -> WorkersPosition:
     """Returns the positions of the shards, without the items that pipes in the main process buffer.
 
-    Raises ValueError if these positions are unknown.
+    Raises ValueError if the positions without the buffered items are unknown.
     """
     workers = position.workers if position.graph is None and not position.drop else position.without_held
     if workers is None and position.ended:
@@ -108,7 +108,7 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
         if generators is None:
             raise ValueError("the generators of this loader state are missing")
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
-        # The shard also runs pipes that the saved run's service had appended, because their queues contain items.
+        # Pipes that the saved run's service had appended also run in the shard, because their queues contain items.
         while others and others[0].type in _APPENDED:
             own, others = [*own, others[0]], others[1:]
         received = position.received - position.drop
@@ -136,8 +136,8 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
 
 
 def in_main(position: Position, graph: Graph) -> Position:
-    """Converts a position between two epochs, which was saved with workers, for a graph that runs in the main process.
-    The pipes that ran in the workers begin a new iteration."""
+    """Converts a position that a loader with workers saved between two epochs, for a graph in the main process. The
+    pipes that ran in the workers begin a new iteration."""
     _, *own = position.graph or ()
     after = len(_user_pipes([entry.type for entry in own]))
     in_workers = len(_user_pipes([*map(name_of, graph)])) - after
@@ -150,11 +150,11 @@ def _user_pipes(names: list[str]) -> list[str]:
 
 
 def fitted(datapipe: Any, entries: Sequence[PipeEntry]) -> tuple[Any, Sequence[PipeEntry]]:
-    """Returns the last pipe of a graph and the saved states of its pipes, also if the saved run's reading service had
-    appended other pipes to the graph.
+    """Returns a graph's last pipe and the saved states, adapted if the saved run's reading service had appended other
+    pipes.
 
-    Items that appended pipes had buffered in the saved run are yielded by the first appended pipe of this graph, or by
-    a new `prefetch` if this graph lacks appended pipes.
+    Items in the buffers of the saved run's appended pipes move to the first appended pipe of this graph, or to a new
+    `prefetch`.
     """
     names = [*map(name_of, Graph(datapipe))]
     equal = [*takewhile(lambda pair: pair[0] == pair[1].type, zip(names, entries, strict=False))]

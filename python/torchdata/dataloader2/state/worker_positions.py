@@ -1,7 +1,7 @@
 """Converts the engine's records of worker processes to positions in an epoch, and positions to commands.
 
-Role: a process resumes from its own snapshot, and recomputes, compares and drops the items that were delivered after
-the snapshot.
+A process resumes from its own snapshot, and recomputes, compares and drops the items that were delivered after the
+snapshot.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def resumptions(position: WorkersPosition, dispatches: bool, strict: bool) -> li
 
     If `strict` is True, recomputed items must equal the original items.
 
-    Raises ValueError if the saved epoch's use of a dispatching process differs from `dispatches`.
+    Raises ValueError if the saved run had a dispatching process and this run (`dispatches`) has none, or vice versa.
     """
     if position.dispatches != dispatches:
         had, has = ("a", "no") if position.dispatches else ("no", "a")

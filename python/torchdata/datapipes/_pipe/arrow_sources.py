@@ -49,8 +49,8 @@ class ArrowSource:
 
 
 class ArrowFragments(ArrowSource):
-    """The row groups or files of a pyarrow dataset. A part of the dataset is excluded if its statistics show that no
-    row of it passes the filter.
+    """The row groups or files of a pyarrow dataset. A part is excluded if its statistics prove that none of its rows
+    passes the filter.
 
     Args:
         lacks: whether a column that is missing in a file is filled with nulls (True) or raises an error (False).

@@ -19,7 +19,7 @@ def tables_of(
     this part.
 
     Args:
-        row: the number of the first row to read in the first part.
+        row: the number of the row, in the first part, where reading begins.
         size: the number of rows per table (the last table may have fewer); None makes a table of each part.
         copy: whether to copy the rows of each table. A table that is not copied keeps all rows of its part in memory,
             and pickling the table pickles all these rows.

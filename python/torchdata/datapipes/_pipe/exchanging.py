@@ -1,8 +1,8 @@
 """Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
-Role: each shard has a `ShardGlobals`, which is used in the process and thread that run the shard. Each shard needs its
-own generators of `random`, NumPy and torch, but a process has only one global generator of each library. Whenever
-another shard runs, the states of the global generators (2.5 KB each) are exchanged.
+Each shard has a `ShardGlobals`, which is used in the process and thread that run the shard. Each shard needs its own
+generators of `random`, NumPy and torch, but a process has only one global generator of each library. Whenever another
+shard runs, the states of the global generators (2.5 KB each) are exchanged.
 
 The public functions of `random`, NumPy and torch convert a generator's state to tuples and tensors, which takes up to
 300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. Before the
@@ -61,9 +61,10 @@ class _Way(NamedTuple):
     """Describes how to save and load the states of random generators.
 
     Args:
-        memory: the memory that contains the states; copying this memory saves or loads the states.
+        memory: the memory of the generators' states, which is copied to save or load them.
         variables: further variables of the generators, each as a dict and a key in this dict.
-        others: pairs of functions that save and load the state of a generator, for generators that are not in `memory`.
+        others: for each generator that is not in `memory`, a function that returns its state, and a function that sets
+            it.
     """
 
     memory: Sequence[memoryview] = ()
@@ -101,9 +102,8 @@ class ShardGlobals(SavedGlobals):
         """Saves the random generators and further global variables of the running shard, before another shard runs.
 
         Args:
-            is_all: True if saving the global variables is sufficient; False if, for example, the shard's threads must
-                also be stopped before another shard runs. If two shards have passed `is_all=True`, `ShardTurns` may
-                switch between them without `leave` and `enter`.
+            is_all: whether another shard can run without further steps, such as stopping this shard's threads. If two
+                shards have passed `is_all=True`, `ShardTurns` may switch between them without `leave` and `enter`.
         """
         global _has_exchanged
         _has_exchanged = True
@@ -146,7 +146,7 @@ def current_generators(seeded: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def exchanged_generators() -> Sequence[bytes]:
-    """Returns copies of the memory of the global random generators, or nothing if shards do not take turns in this
+    """Returns copies of the memory of the global random generators; empty if shards do not take turns in this
     process."""
     return [*map(bytes, _parts)] if _has_exchanged and own_random.is_replica else ()
 

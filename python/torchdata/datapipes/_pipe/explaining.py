@@ -81,7 +81,7 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
 
 
 def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
-    """Adds a note about the origin of an exception, or updates the number of pipes in an existing note."""
+    """Adds a note that names the pipe that raised an exception, or corrects "of N pipes" in the existing note."""
     numbers = list(map(id, walk(last)))
     if origin["pipe"] not in numbers:
         return  # the exception was raised in another graph and then stored as an item

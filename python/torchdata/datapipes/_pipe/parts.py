@@ -1,6 +1,6 @@
 """Tracks which members of a function's result have not been yielded, so that a state can contain them.
 
-Role: pipes that yield the members of a result, such as `flatmap`, use this module. If the result of the function is in
+Pipes that yield the members of a result, such as `flatmap`, use this module. If the result of the function is in
 memory, a state contains the remaining members, because a second call of the function may return different members. If
 the result of the function is a generator, a resumed run calls the function again.
 """

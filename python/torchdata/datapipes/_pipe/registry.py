@@ -1,8 +1,8 @@
 """Manages functional forms, which are methods of a pipe, such as `map`, that create another pipe that reads this pipe.
 
-Role: IterDataPipe and MapDataPipe each have a registry of functional forms. When the module of a pipe class is
-imported, `functional_datapipe` adds the functional form of this class to the registry. `register_late` adds a
-functional form before the module of its pipe class is imported.
+IterDataPipe and MapDataPipe each have a registry of functional forms. When the module of a pipe class is imported,
+`functional_datapipe` adds the functional form of this class to the registry. `register_late` adds a functional form
+before the module of its pipe class is imported.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Replaces the iterator of a pipe of this package after `on_error` has skipped an exception that ended the iterator.
 
-Role: a generator cannot continue after it has raised an exception. A new call of the pipe's `__iter__` can resume the
+A generator cannot continue after it has raised an exception. A new call of the pipe's `__iter__` can resume the
 iteration, because the declared state contains the position where the exception was raised. `Renewal` keeps the running
 iterators of the sources, and the new iterator of the pipe continues to read them.
 """
@@ -21,7 +21,7 @@ _OURS = "torchdata.datapipes."
 
 
 class Renewal(Iterator[Iterator[Any]]):
-    """Reads one iteration of a pipe from several iterators: the first iterator and, after exceptions, its replacements.
+    """Reads one iteration of a pipe from several iterators: the first one and, after each exception, a new one.
 
     Args:
         sources: the sources of the pipe. The iterator is not replaced if neither the pipe nor a source has yielded an
@@ -34,7 +34,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._is_broken = False
         #: The running iterators of the sources, by id of the source.
         self._guards: dict[int, Iterator[Any]] = {}
-        #: After an exception: the running iterators that the pipe's replacement iterator has not taken over yet.
+        #: After an exception, the running iterators of sources that the pipe's new iterator has not taken over yet.
         self._again: dict[int, Iterator[Any]] = {}
         #: The numbers of items that the pipe and each source had yielded when the pipe last raised an exception.
         self._seen: list[int] | None = None

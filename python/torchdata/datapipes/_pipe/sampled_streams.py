@@ -1,7 +1,6 @@
 """Reads a stream that can neither seek nor save its state. To resume, the items up to the saved position are reread.
 
-Role: a resumed run compares checksums of sampled items with the original run, to detect a stream that yields other
-items.
+A resumed run compares checksums of sampled items with the original run, to detect a stream that yields other items.
 
 A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws numbers, its
 saved state contains the states that the generators had before the stream first drew numbers. A resumed run restores the
@@ -99,8 +98,8 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields iterators for `chain.from_iterable`: alternately an iterator over the items before the next sampled
-        item, and an iterator over this sampled item."""
+        """Yields iterators for `chain.from_iterable`: in turn, the items up to the next sampled item, and this sampled
+        item."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:

@@ -1,6 +1,6 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
-Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` and itself, and skips
+When an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` and itself, and skips
 exceptions of only these pipes. If a pipe's iterator can yield further items after an exception, `on_error` counts the
 exception and requests the next item. In a new iteration, the counts of skipped exceptions begin at zero; in a resumed
 iteration, at the saved counts.
@@ -212,7 +212,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if (failure := limit_error(owner)) is None:
         return True
     failure.__cause__ = error
-    # The note on `failure` must name the pipe that raised `error`, not a later pipe.
+    # The attributes are copied so that the note on `failure` names the pipe that raised `error`.
     attributes_of(failure).update(attributes_of(error))
     return failure
 
@@ -273,8 +273,8 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def _row_read_for(datapipe: Any) -> str | None:
-    """Returns the table row that the current item was computed from; None if other pipes than `map` and `filter` follow
-    the `ArrowReader`."""
+    """If only `map` and `filter` follow an `ArrowReader`, names the table row of the current item; otherwise, returns
+    None."""
     while type(datapipe).__name__ in ("Mapper", "Filter"):
         [datapipe] = sources_of(datapipe)
         if hasattr(type(datapipe), "_last_row"):

@@ -1,8 +1,8 @@
 """Prevents sources from splitting their items among workers if a `sharding_filter` already splits the items.
 
-Role: some sources yield only a part of their items in each worker, according to `torch.utils.data.get_worker_info()`.
-While a `sharding_filter` requests an item, `get_worker_info()` reports a single worker in the filter's thread, so that
-items are not divided twice.
+Some sources yield only a part of their items in each worker, according to `torch.utils.data.get_worker_info()`. While a
+`sharding_filter` requests an item, `get_worker_info()` reports a single worker in the filter's thread, so that items
+are not divided twice.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
     """Makes pipes yield all their items in the next iteration, instead of splitting them among workers.
 
     Returns:
-        Whether some of the pipes are PyTorch pipes, which the caller must iterate by `begin_whole`.
+        True if some of the pipes are PyTorch pipes; the caller must then iterate by `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:
@@ -54,8 +54,8 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _ignores_workers(datapipe: Any) -> bool:
-    """Returns whether the pipe never calls `get_worker_info`. Functions that the user passed to the pipe may call
-    `get_worker_info` anyway."""
+    """Returns whether the pipe's own code never calls `get_worker_info`. Functions of the user, which may call
+    `get_worker_info`, are not examined."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":

@@ -1,6 +1,6 @@
 """Shared code of pipes that turn one item into several (flatmap, map_batches, unbatch, mux, …).
 
-Role: yields the parts of each item without running Python code for each part, and tracks which parts remain.
+`Unfolding` yields the parts of each item without running Python code for each part, and tracks which parts remain.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Lets a `sharding_filter` distribute the indices of items, so that each process loads only the items of its share.
 
-Role: if the source is read by index, the pipes before a `sharding_filter` can yield indices instead of items. Only
-pipes that reorder items without inspecting them (such as `shuffle`) and pipes that call a function for each item (such
-as `map`) can yield indices. For each index of its share, the `sharding_filter` loads the item and calls the functions
-of the pipes before it.
+If the source is read by index, the pipes before a `sharding_filter` can yield indices instead of items. Only pipes that
+reorder items without inspecting them (such as `shuffle`) and pipes that call a function for each item (such as `map`)
+can yield indices. For each index of its share, the `sharding_filter` loads the item and calls the functions of the
+pipes before it.
 
 Yielding indices does not change positions, seeds and states, because the indices have the order of the items. A
 `sharding_filter` decides at the beginning of an iteration whether the earlier pipes yield indices.
@@ -92,7 +92,7 @@ class PipeStep:
     """Calls the function of one pipe, and adds a note with the pipe's name to an exception.
 
     Args:
-        before: a function from an index to the source's item; None to call the pipe's function with the index itself.
+        before: a function that loads the source's item at an index; None if the pipe's function takes the index itself.
     """
 
     __slots__ = ("_before", "_datapipe", "_function", "_made")

@@ -1,8 +1,8 @@
 """Samples the items that a `sharding_filter` reads, to check that all workers read the items in the same order.
 
-Role: each worker reads the whole source and yields the items at the positions of its share. If two workers read the
-source in different orders, some items are yielded twice and other items never. To detect different orders, each worker
-records the positions and checksums of some items, and the loader compares the checksums.
+Each worker reads the whole source and yields the items at the positions of its share. If two workers read the source in
+different orders, some items are yielded twice and other items never. To detect different orders, each worker records
+the positions and checksums of some items, and the loader compares the checksums.
 
 All workers sample items at the same positions, with gaps that grow as the square root of the position. If two workers
 read in different orders, about 36 items are sampled by both workers, which suffices to detect the difference.
@@ -29,7 +29,7 @@ _MOST_SAMPLES = 1 << 13
 #: The samples of the current epoch; None if this process is not one of several workers.
 current: Witness | None = None
 
-#: Values of these types need not be converted before a checksum is computed.
+#: Types of values that need not be converted before a checksum is computed.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 #: The approximate number of elements per large array or tensor that a checksum covers.
@@ -58,8 +58,8 @@ class Note(NamedTuple):
 
 
 class SampleWatch:
-    """The samples of one `sharding_filter`. Sampling stops when two items have the same checksum, because equal items
-    do not show their order."""
+    """The samples of one `sharding_filter`. Sampling stops when two items have the same checksum, because the order of
+    equal items cannot be detected."""
 
     def __init__(self, number: int, source: str, start: int, splits_itself: bool = False) -> None:
         self._number, self._source, self._start, self._splits_itself = number, source, start, splits_itself

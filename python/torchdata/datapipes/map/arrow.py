@@ -1,7 +1,7 @@
 """The map pipe over the parts of a table: ArrowParts.
 
-Role: the items of `ArrowParts` are the numbers of a table's parts, which other pipes shuffle and shard before
-`ArrowReader` reads the table.
+The items of `ArrowParts` are the numbers of a table's parts, which other pipes shuffle and shard before `ArrowReader`
+reads the table.
 """
 
 from __future__ import annotations

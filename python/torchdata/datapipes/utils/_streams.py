@@ -1,6 +1,6 @@
 """The streams that pipes yield: `StreamWrapper`, a file object that closes itself and can be reopened.
 
-Role: a wrapper has a *recipe* to reopen its stream, such as a path, or an archive and a position in it. A pickled or
+A wrapper has a *recipe* to reopen its stream, such as a path, or an archive and a position in it. A pickled or
 deep-copied wrapper contains only the recipe and the current offset, and opens its file on first use.
 """
 
@@ -68,8 +68,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     """A file object that closes itself when the last reference to it is dropped.
 
     A `StreamWrapper` forwards all attributes and methods that it does not define to the wrapped file object. A wrapper
-    is closed by `close()`, at the end of a `with` block, or by garbage collection. After `autoclose()`, a wrapper is
-    closed together with the last of its child streams.
+    is closed by `close()`, at the end of a `with` block, or by garbage collection. After a call of `autoclose()`,
+    closing the last open child stream also closes the wrapper.
 
     Args:
         file_obj: the file object, which the wrapper closes.
@@ -149,7 +149,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     @classmethod
     def close_streams(cls, v: Any, depth: int = 0) -> None:
         """Closes all wrappers in `v`, which may be a dict, list or tuple of up to ten nested levels. `depth` is the
-        number of levels that contain `v`, 0 by default."""
+        nesting level of `v`, 0 by default."""
         if depth > _DEEPEST_STRUCTURE:
             return
         if isinstance(v, (dict, list, tuple)):
@@ -341,7 +341,7 @@ def detached(stream: Any, offset: int | None = None) -> Any:
 
 
 def copied(stream: StreamWrapper) -> Any:
-    """Returns a copy of a stream; for torch's `StreamWrapper`, which cannot be copied, the stream itself."""
+    """Returns a copy of a stream. A `StreamWrapper` of torch cannot be copied, and is returned itself."""
     return copy.deepcopy(stream) if StreamWrapper in type(stream).__mro__ else stream
 
 

@@ -1,6 +1,6 @@
 """Converts a batch of items to one item with arrays, or with tensors if PyTorch is imported.
 
-Role: stacked arrays are allocated by `torchdata.empty`, in memory that a worker can send without a copy.
+Stacked arrays are allocated by `torchdata.empty`, in memory that a worker can send without a copy.
 """
 
 from __future__ import annotations

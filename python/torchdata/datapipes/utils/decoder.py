@@ -92,7 +92,7 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
             default) means True.
 
     Returns:
-        The decoded content; None if the table above does not contain the extension.
+        The decoded content; None if the extension is not supported.
 
     Raises:
         ModuleNotFoundError: the file is a `pt` file, and torch is not installed.

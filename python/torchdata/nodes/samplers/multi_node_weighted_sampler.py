@@ -33,8 +33,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     node has a length if `stop_criteria` is `ALL_DATASETS_EXHAUSTED` and all sources have a length.
 
     Subclasses may extend the checks in `_validate`, which `__init__` calls last. A subclass that chooses sources
-    differently overrides `_get_new_weighted_sampler`. `_get_new_weighted_sampler`, which `reset` calls, returns an
-    iterator over names of sources, and the iterator's `state_dict()` becomes part of the node's state.
+    differently overrides `_get_new_weighted_sampler`. `reset` calls `_get_new_weighted_sampler` for an iterator over
+    names of sources, and the iterator's `state_dict()` is part of the node's state.
 
     Args:
         source_nodes: the nodes to read, by name.

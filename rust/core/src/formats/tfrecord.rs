@@ -29,7 +29,7 @@ pub enum RecordError {
 
 #[derive(Debug)]
 pub struct Records {
-    /// Bytes before index `begin` belong to records that were already returned.
+    /// The fed bytes of the file, where the bytes before index `begin` belong to records that were already returned.
     buffer: Vec<u8>,
     begin: usize,
     pub offset: u64,

@@ -5,8 +5,8 @@
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! A control word may overtake messages that were sent earlier, which is harmless, because readers only need the latest
-//! value of each control word. The caller must send each frame exactly once and in order.
+//! Control words (numbers in the link's header) may overtake earlier messages, because readers need only their latest
+//! values. The caller must send each frame exactly once and in order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

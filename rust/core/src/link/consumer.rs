@@ -194,8 +194,8 @@ impl Consumer {
         self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
     }
 
-    /// A sleeping producer is woken up only if half of its window is free or the ring is empty, which saves system
-    /// calls.
+    /// To save system calls, a sleeping producer is woken up only after half a window of items was taken, or if the
+    /// ring is empty.
     #[inline]
     pub fn item_taken(&mut self) {
         self.count();

@@ -102,7 +102,7 @@ pub(crate) struct Header {
     pub acknowledged: Word,
     /// A flag that the consumer sets while it sleeps until an item arrives.
     pub items_wanted: CachePadded<Wanted>,
-    /// The maximum number of bytes in blocks that the producer may send ahead of the consumer.
+    /// The maximum number of bytes in blocks that the consumer has not read yet.
     pub ahead: Word,
     pub sent: CachePadded<Flow>,
     pub received: CachePadded<Flow>,
@@ -124,7 +124,7 @@ pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     page << 30 | keyed(page, position)
 }
 
-/// Returns the block offset in an entry, or None if the entry is damaged or belongs to another position.
+/// Decodes a block's offset from an entry of the return ring, or returns None for a damaged or misplaced entry.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)

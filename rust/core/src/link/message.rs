@@ -8,8 +8,8 @@ use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of the first fragment of a buffer. On receiving this fragment, the consumer drops older fragments, which
-/// belong to a message that the producer has abandoned.
+/// The message kind of the first fragment of a buffer. On receiving this fragment, the consumer drops older fragments,
+/// which belong to a message that the producer has abandoned.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
 /// A flag in the message kind of an item. An item with this flag may be encoded as different bytes in another run, for
@@ -61,8 +61,8 @@ pub(crate) fn padding(position: u64, total: u64) -> u64 {
 /// Decodes the first word of a message at `position`. Returns the message's length and checksum, or None if the word
 /// marks padding.
 ///
-/// The producer has written `available` bytes after `position`. The ring ends `until_wrap` bytes after `position`. The
-/// caller must verify the checksum.
+/// `available` is the number of bytes that the producer has published from `position` on, and `until_wrap` is the
+/// number of bytes from `position` to the end of the ring. The caller must verify the returned checksum.
 #[inline]
 pub(crate) fn read_first(
     first: u64,

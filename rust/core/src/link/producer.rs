@@ -243,7 +243,7 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Adds the bytes of an item to the queue `ahead`, where successive small items share one entry.
+    /// Adds the size of an item to the queue `ahead`, where successive small items share one entry.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -292,7 +292,7 @@ impl Producer {
         Ok(self.arena.allocate(len))
     }
 
-    /// Returns whether a sent message with blocks is still in the ring, so that waiting may free memory.
+    /// Returns whether the ring contains a message with blocks that the consumer has not read yet.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
@@ -391,7 +391,7 @@ impl Producer {
         Ok(self.write(kind, parts, payload)?.0 == Push::Done)
     }
 
-    /// Pushes a fragment of a buffer that is larger than the arena. Fragments must be pushed before their message.
+    /// Pushes a fragment of a buffer that is larger than the arena. Fragments must be pushed before the message.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
         let kind = if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT };
         let (pushed, _) = self.write(kind, &[], bytes)?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::process::board::BellRef;
 use crate::sync::bell::Wanted;
 
-/// The maximum delay of a wake-up. If the time between two items is longer than this delay, each item causes a wake-up.
+/// The maximum delay of a wake-up. If items arrive less often than once in `PATIENCE`, each item causes a wake-up.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 #[derive(Debug)]

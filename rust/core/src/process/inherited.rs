@@ -18,7 +18,7 @@ const DESCRIPTOR: u32 = 3;
 /// The state of a mapping that `wipe_on_fork` has marked.
 const OWN_MAPPING: u32 = 4;
 
-/// Describes one mapping or descriptor. An entry is never freed, but an unused entry can be used for another mapping.
+/// Describes one mapping or descriptor. An entry is never freed, but an unused entry can be reused for another mapping.
 #[derive(Debug)]
 struct InheritedEntry {
     next: *const InheritedEntry,
@@ -50,7 +50,7 @@ fn entries() -> impl Iterator<Item = &'static InheritedEntry> {
 }
 
 fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
-    // SYNC(noted): pairs with `Mapping::drop` and `Descriptor::drop`, which set an entry's state to `FREE`.
+    // SYNC(noted): pairs with the stores in `Mapping::drop` and `Descriptor::drop`, which set a state to `FREE`.
     let taken = entries()
         .find(|entry| entry.state.compare_exchange(FREE, OPAQUE, Ordering::Acquire, Ordering::Relaxed).is_ok());
     let entry = taken.unwrap_or_else(|| {

@@ -36,13 +36,13 @@ impl Watch {
         Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }
 
-    /// A zombie is regarded as exited.
+    /// Returns true also for a zombie, which has exited but was not waited for.
     pub fn exited(&self) -> bool {
         self.wait(Duration::ZERO)
     }
 
     fn number_exited(&self) -> bool {
-        // A parent that has exited may still exist as a zombie, but then this process has a new parent.
+        // Once the parent has exited, this process has a new parent, even if the old parent is still a zombie.
         if self.parent { parent_id() as i32 != self.pid } else { has_exited(self.pid) }
     }
 
@@ -93,8 +93,8 @@ fn has_exited(pid: i32) -> bool {
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // For a process that is not a child, this check can be wrong, because `kill` also succeeds if the id has been
-        // given to a later process.
+        // For a process that is not a child, this check can be wrong, because the id may have been given to a later
+        // process.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
@@ -111,7 +111,7 @@ fn is_zombie(pid: i32) -> bool {
 
 /// Makes this process exit immediately when the watched process exits.
 ///
-/// A separate thread waits for the exit, so that this process exits even if its main thread is blocked.
+/// A separate thread waits for the watched process, so that this process exits even if its main thread is blocked.
 pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
     let wait = move || {

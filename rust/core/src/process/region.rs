@@ -16,7 +16,7 @@ use crate::error::{self, OpenError};
 
 #[derive(Debug)]
 pub struct Region {
-    /// Rust drops fields in order, so `mapping` must precede `map`: the registration must end before the memory is
+    /// `mapping` precedes `map`, because Rust drops fields in order, and the registration must end before the memory is
     /// unmapped.
     pub mapping: Mapping,
     map: MmapRaw,

@@ -34,8 +34,8 @@ const REST: u64 = 50;
 pub struct Turns {
     turns: AtomicU32,
     since_tried: AtomicU32,
-    /// A time in nanoseconds that increases with each yield to another program. While `paid` is more than `CREDIT`
-    /// nanoseconds ahead of the clock, waiting threads do not yield.
+    /// A time in nanoseconds, which each yield to another program moves further into the future. While `paid` is more
+    /// than `CREDIT` nanoseconds ahead of the clock, waiting threads do not yield.
     paid: AtomicU64,
 }
 

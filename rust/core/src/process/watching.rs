@@ -1,5 +1,5 @@
-//! Watches calls in a separate thread, and reports calls that do not return. The watching thread stops before a fork,
-//! so that the child does not inherit incomplete state.
+//! Watches calls of loaders in a separate thread, and reports calls that do not return. The watching thread stops
+//! before a fork, so that the child does not inherit incomplete state.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64};
@@ -271,7 +271,7 @@ pub fn over() {
 
 fn thread_number() -> u64 {
     #[cfg(target_os = "linux")]
-    // SAFETY: this system call is always safe.
+    // SAFETY: the system call `gettid` only returns a number, and accesses no memory.
     return unsafe { libc::syscall(libc::SYS_gettid) } as u64;
     #[cfg(not(target_os = "linux"))]
     0

@@ -1,7 +1,7 @@
 //! Records the items that a reader has received in an epoch, and the snapshots that allow a later run to resume.
 //!
-//! A snapshot is kept until the user has received all items that were sent before the next snapshot. Delivered items
-//! may not have reached the user yet, so the reader keeps a log of its latest deliveries.
+//! A snapshot is kept until the user has received all items that were sent before the next snapshot. An item that the
+//! reader has delivered may not have reached the user yet, so the reader keeps a log of its latest deliveries.
 
 use std::collections::VecDeque;
 
@@ -174,8 +174,7 @@ impl<S> Books<S> {
     }
 
     /// Returns for each sender the number and the checksum of its items before the last `back` deliveries. Also returns
-    /// which sender's item was the first of the last `back` deliveries. Returns None if the log contains fewer than
-    /// `back` deliveries.
+    /// the sender of the first of these deliveries. Returns None if the log contains fewer than `back` deliveries.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -193,7 +192,7 @@ impl<S> Books<S> {
         Some((self.positions_at(accounts), turn))
     }
 
-    /// Returns the position of each sender after the number of items in `accounts`.
+    /// Returns the position of each sender after the number of items that `accounts` contains for the sender.
     pub fn positions_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
         let positions = self.peers.iter().zip(accounts).map(|(peer, received)| {
             let snapshot = peer.snapshots.iter().rev().find(|snapshot| snapshot.sent.items <= received.items);

@@ -11,14 +11,14 @@ pub enum Next {
     Wait,
     /// Raise an error, because a required process has exited.
     Fail,
-    /// End the epoch, because all senders have ended.
+    /// End the epoch, because all senders have sent their last items.
     Over,
 }
 
-/// The reader prevents the following deadlock. The main process waits for worker A, worker A waits for the dispatching
-/// process, and the dispatching process waits for worker B. Worker B waits for the main process, because only a limited
-/// number of its items may be unread. To end this deadlock, the main process receives items of worker B before their
-/// turn.
+/// The reader prevents a deadlock of four processes: the main process waits for worker A, worker A waits for the
+/// dispatching process, and the dispatching process waits for worker B. Worker B waits for the main process, because
+/// only a limited number of its items may be unread. To prevent the deadlock, the main process receives items of worker
+/// B before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     pub turn: RoundRobin,

@@ -27,9 +27,9 @@ pub enum Step {
     /// Abandon the running epoch, and execute the command afterwards.
     Leave,
     Run {
-        /// Whether the child acknowledges the command before the first item.
+        /// Whether the child acknowledges the command before it computes the first item.
         first: bool,
-        /// Whether the child acknowledges the command after the last item.
+        /// Whether the child acknowledges the command after it has computed the last item.
         last: bool,
     },
     Apply,

@@ -32,7 +32,7 @@ pub struct Grant {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reader {
-    /// The reader is reading an earlier stream than the stream that the writer sends.
+    /// The reader still reads a stream that precedes the writer's stream.
     Earlier,
     /// The total number of items that the reader wants from the writer's stream, modulo 2^30.
     Here(u32),

@@ -13,7 +13,7 @@ pub enum Judgement {
     Leave,
 }
 
-/// The maximum window, which ensures that item counts can be compared modulo 2^30.
+/// The maximum number of unread items, which is small enough to compare item counts modulo 2^30.
 const WIDEST: u32 = (1 << 29) - 1;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]

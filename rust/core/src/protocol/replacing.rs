@@ -3,7 +3,7 @@
 //! If a loader has a dispatching process, all children are replaced after the exit of one child, because no process can
 //! determine which items were lost.
 
-/// If this number of processes exit at the same item, the loader gives up.
+/// The loader raises an error if `TRIES` processes exit at the same item.
 pub const TRIES: usize = 3;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -25,7 +25,7 @@ impl Verdict {
     }
 }
 
-/// The dispatching process, if any, is the last child.
+/// In each list of children, the dispatching process (if any) is last.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Replacing {
     workers: usize,

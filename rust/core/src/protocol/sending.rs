@@ -6,8 +6,8 @@ use super::stream::Stream;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Permit {
     Now,
-    /// The reader does not accept an item now, because its window is full, or because the reader is reading an earlier
-    /// stream.
+    /// The reader does not accept an item now, because too many items are unread, or because the reader still reads an
+    /// earlier stream.
     Wait,
     /// The reader wants no more items of the stream, so the writer drops the item.
     Unwanted,

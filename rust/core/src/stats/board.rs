@@ -16,7 +16,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The generation of a board that this process has opened only for reading, so that `is_of_this_process` returns false.
+/// The value of `generation` in a board that is open only for reading, so that `is_of_this_process` returns false.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The maximum size in bytes of another loader's board, because reading a board allocates memory.
@@ -146,7 +146,7 @@ impl Board {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
     }
 
-    /// Returns whether this process may write to the board. The result is false in a forked child.
+    /// Returns false in a forked child that has inherited the board, and for a board that is open only for reading.
     pub fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
     }
@@ -231,7 +231,7 @@ impl PageRef {
         Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
     }
 
-    /// Returns the counter for the process's waits for commands.
+    /// Returns the counter for the time that this process waits for commands.
     pub fn idle(&self) -> WaitRef {
         // SAFETY: the counter is in the memory of the board, which the `Arc` keeps mapped.
         unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
@@ -279,8 +279,8 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the duration `nanoseconds` to the page's total. The duration includes one measured call and an estimate for
-    /// the unmeasured calls before this call.
+    /// Adds `nanoseconds` to the page's total: the duration of a measured call, and an estimate for the unmeasured
+    /// calls before it.
     pub fn inside(&self, nanoseconds: u64) {
         super::layout::add(&self.header().inside, nanoseconds);
         super::layout::add(&self.header().inside_samples, 1);
@@ -295,7 +295,7 @@ impl PageRef {
     }
 
     /// Initializes the record of pipe number `index`. Pipe number `reader` reads the items of this pipe. Returns None
-    /// if the page is full.
+    /// if the page lacks a record for this index.
     pub fn pipe(
         &self,
         index: usize,

@@ -52,7 +52,7 @@ impl BoardConfig {
     }
 }
 
-/// The header of a board. After the main process has written the version, only `wants_large` changes.
+/// The header of a board. The main process writes the field `version` last; later, only `wants_large` changes.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {

@@ -36,8 +36,8 @@ fn count(sleepers: u64) -> u64 {
 impl Bell {
     /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
-        // SYNC(claim): pairs with `ring`. A thread that reads the new value of `word` increments `sleepers` only after
-        // `ring` has reset the count of sleepers.
+        // SYNC(claim): pairs with `ring`. If a thread reads a value of `word` that `ring` has stored, the thread
+        // increments `sleepers` only after `ring` has reset `sleepers`.
         let seen = self.word.load(Ordering::Acquire);
         let joined = self.sleepers.fetch_add(SLEEPER, Ordering::Relaxed);
         // SYNC(bell): pairs with the fence in `has_sleeper`.

@@ -46,8 +46,8 @@ impl ProducerCursor {
         // SYNC(release): pairs with ConsumerCursor::release. After this load, the producer may overwrite the slots
         // before `head`, because the consumer has read them.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // A cursor that was set back is also larger than `tail` here, because `open_after` never returns less than the
-        // previous value.
+        // If the consumer's cursor was moved back, `head` exceeds `tail` here, because `open_after` never returns less
+        // than the previous value.
         let head =
             head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;
@@ -104,7 +104,7 @@ impl ConsumerCursor {
 
     /// Checks that the consumer's own cursor in shared memory is undamaged.
     ///
-    /// The consumer must call this method before each sleep, because the producer does not detect a damaged cursor.
+    /// The consumer must call `check` before each sleep, because the producer reads the cursor only of a full ring.
     #[inline]
     pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
         if shared_head.load(Ordering::Relaxed) == seal(self.head) {

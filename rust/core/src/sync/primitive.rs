@@ -1,4 +1,4 @@
-//! Selects either the standard primitives or loom's primitives.
+//! Exports atomics and locks of the standard library or, in tests that run under loom, the replacements by loom.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

@@ -89,7 +89,7 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
 /// Returns the shared memory block of an array from `torchdata.empty`, so that the block can be sent without copying.
 /// Returns None if the array covers only a part of the block, or if other objects refer to the block.
 ///
-/// The caller ensures that nothing outside the item refers to the array.
+/// The caller ensures that only the item that is being sent refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
     // SAFETY: the GIL is held, and the loop only reads objects that `array` keeps alive. The loop accesses array fields
@@ -113,7 +113,7 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
 
 /// Returns the block of shared memory that consists of the `len` bytes at `data`, if any.
 ///
-/// The caller ensures that nothing outside the item refers to the array or its tensor.
+/// The caller ensures that only the item that is being sent refers to the array and to its tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
     // SAFETY: `Py_REFCNT` only reads the reference count of an existing object. The array and the variable `base` hold

@@ -24,7 +24,7 @@ struct TimeUnit {
 }
 
 impl TimeUnit {
-    /// NumPy uses the numbers 0 to 14, except for 3, as base units.
+    /// NumPy numbers the units of dates and times (years, months, …) from 0 to 14, but does not use 3.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }

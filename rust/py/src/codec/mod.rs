@@ -35,8 +35,8 @@ pub fn malformed() -> PyErr {
     )
 }
 
-/// The minimum number of bytes of a buffer that is sent separately from the payload. For smaller buffers, two copies
-/// are cheaper than a lease of shared memory.
+/// The minimum number of bytes of a buffer that is sent separately from the payload. Copying a smaller buffer into the
+/// payload and out of it is cheaper than leasing shared memory.
 pub const OUT_OF_BAND: usize = 8 << 10;
 /// The maximum number of buffers that are sent separately from the payload. All further buffers of an item are part of
 /// the payload.

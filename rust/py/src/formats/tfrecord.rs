@@ -25,8 +25,8 @@ pub struct TFRecordReader {
 
 #[pymethods]
 impl TFRecordReader {
-    /// `read(size)` returns the next bytes of the stream. `convert(array)` returns the replacement of an array, and
-    /// `finish(example)` returns the replacement of a dictionary. Record number `record` begins at byte `offset` of the
+    /// `read(size)` returns the next bytes of the stream. `convert(array)` converts each array of a record, and
+    /// `finish(example)` converts each dictionary of arrays. Record number `record` begins at byte `offset` of the
     /// file. `unread` contains the bytes from `offset` on that the caller has already read from the stream.
     #[new]
     #[pyo3(signature = (read, location, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]

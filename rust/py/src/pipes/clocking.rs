@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
 const COST: u64 = 60;
-/// Measuring every pipe may cost 1/`PRICE` of the run time. Measuring only the loader may cost 1/`PRICE_METERED` of the
-/// run time.
+/// Measuring the calls of all pipes takes at most 1/`PRICE` of the run time. Measuring only the calls of the loader
+/// takes at most 1/`PRICE_METERED` of the run time.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 pub const LONGEST: u64 = 128;
@@ -98,9 +98,9 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// The nanoseconds of a measured call without its nested calls, and how many calls this call represents.
+    /// The nanoseconds of a sampled call without its nested calls, and how many calls it represents in the statistics.
     pub own: Option<(u64, u64)>,
-    /// The nanoseconds of a measured or slow outermost call, and how many calls this call represents.
+    /// The nanoseconds of a sampled or slow outermost call, and how many calls it represents in the statistics.
     pub whole: Option<(u64, u64)>,
     pub passed: u64,
 }

@@ -35,7 +35,7 @@ const CLEARED: u64 = u64::MAX;
 struct Guard {
     ob_base: ffi::PyObject,
     // Fields that are used for each item come first, to share one cache line.
-    /// The number of the iterator. The iterator is valid while the token of its pipe contains the same number.
+    /// The number of the iterator. The iterator is valid while the token of its pipe contains this number.
     id: u64,
     token: *const IterationToken,
     /// The function that returns the next item from `argument`. After the end of the data, `next` is the function
@@ -339,7 +339,7 @@ unsafe fn begin_range(py: Python<'_>, begin: &Py<PyAny>, pipe: *mut ffi::PyObjec
     begin.call1(py, (pipe,)).map_err(|error| error.write_unraisable(py, Some(begin.bind(py)))).ok()
 }
 
-/// An exception that the pipe has raised stays set.
+/// If the pipe has raised an exception, it stays the current exception.
 fn end_range(py: Python<'_>, end: Py<PyAny>) {
     let passing = PyErr::take(py);
     if let Err(error) = end.call1(py, (py.None(), py.None(), py.None())) {

@@ -14,7 +14,7 @@ pub(super) struct Window {
     least: usize,
     most: usize,
     pub row: u64,
-    /// The maximum number of items that may have been taken from the source so far.
+    /// The total number of items that may be taken from the source before the next delivery.
     reach: u64,
 }
 

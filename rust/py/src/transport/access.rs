@@ -121,7 +121,7 @@ impl Access {
         Ok(())
     }
 
-    /// Starts an epoch. A thread that still reads an earlier epoch stops first.
+    /// Starts an epoch. Before the epoch starts, a thread that still reads an earlier epoch stops.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;

@@ -48,7 +48,7 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Returns the control words, or None if they are unchanged, and a frame as a list of a head and large buffers.
+    /// Returns the control words (None if unchanged) and a frame, which is a list of a head and large buffers.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {

@@ -38,7 +38,7 @@ pub struct Collector {
 
 #[pymethods]
 impl Collector {
-    /// The prefix of a snapshot that contains only the reason why a worker could not take a snapshot.
+    /// Content that begins with this prefix is the reason why a worker could not take a snapshot.
     #[classattr]
     const REASON: &[u8] = REASON;
 
@@ -125,8 +125,8 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.on_note = Some(on_note))
     }
 
-    /// Counts and measures items on a page of the statistics board. Link i uses the counters with the index `first` +
-    /// i. `peers` contains the page number of each sending process.
+    /// From now on, counts received items and measures waits on a page of the statistics board. Link i uses the
+    /// counters with the index `first` + i. `peers` contains the page number of each sending process.
     fn count_into(
         &self,
         py: Python<'_>,
@@ -176,8 +176,8 @@ impl Collector {
     /// Starts an epoch. The main process must call this method before it sends the command that starts the epoch. If
     /// a thread is reading an earlier epoch, this call makes the thread stop.
     ///
-    /// To resume an epoch, `starts`, `turn` (the next shard) and `passed` (the number of iterations over the dispatched
-    /// items) describe the position in the epoch.
+    /// To resume an epoch, pass its position as `starts`, `turn` (the next shard) and `passed` (the number of
+    /// iterations over the dispatched items).
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,

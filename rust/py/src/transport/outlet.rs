@@ -29,8 +29,8 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Returns whether a command is pending. If `held` contains an epoch, because items of this epoch are being recomputed,
-/// only a stop or a later epoch is regarded as a command.
+/// Returns whether a command is pending. While items of the epoch `held` are being recomputed, only a stop or a later
+/// epoch is regarded as a command.
 pub(super) fn is_interrupted(control: &Option<Link>, held: Option<u32>) -> bool {
     let obeys = |link: &Link| held.is_none_or(|epoch| link.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|link| link.pending() && obeys(link))
@@ -49,7 +49,7 @@ pub(super) struct Outlet {
     pub has_shards: bool,
     /// Whether a shard may still have to recompute items.
     pub recomputes: bool,
-    /// The shard that has ended but has not yet sent the end of its items.
+    /// The shard that has ended but has not yet sent its end marker.
     pub closing: Option<usize>,
     pub entered: usize,
     pub own: BellRef,
@@ -218,7 +218,7 @@ impl Outlet {
             }
             let Self { producers, arenas, control, meters, .. } = self;
             let link = if self.has_shards { 0 } else { target };
-            // If the control word is damaged, the wait ends, because the next call of the producer reports the damage.
+            // A damaged control word also ends the wait. The next call of the producer reports the damage.
             let ready = || producers[link].permit() != Ok(Permit::Wait) || is_interrupted(control, None);
             wait_until(py, &self.own, meters.get(link), ready, |py| tidy(py, arenas).map(drop))?;
         }
@@ -427,7 +427,7 @@ impl Outlet {
             if !producer.blocks_in_flight().map_err(errors::corrupted)? {
                 return Ok(None);
             }
-            // If the link is damaged, the wait ends, because the next call of the producer reports the damage.
+            // A damaged link also ends the wait. The next call of the producer reports the damage.
             let sent = self.wait_for_room(py, target, |producer| producer.worth_allocating().unwrap_or(true))?;
             if let Some(sent) = sent {
                 return Ok(Some(Stored::Nowhere(sent)));

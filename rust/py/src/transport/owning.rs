@@ -20,7 +20,7 @@ impl OwningProcess {
         self.generation == fork::generation()
     }
 
-    /// Returns an error in a forked child. If user code has forked a worker process, this function ends the child.
+    /// Returns an error in a forked child, or ends this child if user code has forked it from a worker process.
     #[inline]
     pub fn check(self) -> PyResult<()> {
         if self.is_this() { Ok(()) } else { Err(Python::attach(|py| refused(py, self.pid))) }

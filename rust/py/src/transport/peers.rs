@@ -68,10 +68,10 @@ pub struct Peers {
     taken_in: Vec<VecDeque<Taken>>,
     window: u64,
     pub paused: bool,
-    /// The index of the only link with items that wake up this process, or None if the items of all links do.
+    /// The index of the link, if only items of one link wake up this process, or None if items of all links wake it up.
     awaited: Option<usize>,
-    /// Whether a worker has waited for the dispatching process in this epoch. After such a wait, the items of all links
-    /// must wake up the main process.
+    /// Whether the items of all links must wake up the main process, because a worker has waited for the dispatching
+    /// process in this epoch.
     has_starved: bool,
     /// The latest message of any link. The memory of this message is reused for the next message.
     pub current: Taken,

@@ -44,8 +44,8 @@ impl StreamProgress {
         self.books.with(py, |books| books.deliver(peer, digest, |total| self.received.lag(total)));
     }
 
-    /// Returns whether the main process has received a snapshot of the shard `peer`. If a graph has a dispatching process
-    /// (`dispatched`), the result for shard 0 is true only if a snapshot of the dispatching process has also arrived.
+    /// Returns whether the main process has received a snapshot of the shard `peer`. If `dispatched` is true and `peer`
+    /// is 0, the main process must also have received a snapshot of the dispatching process.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dispatched: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dispatched || peer > 0 || books.has_dispatched()))
     }

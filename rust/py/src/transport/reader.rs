@@ -23,7 +23,7 @@ use crate::codec;
 use crate::errors;
 
 pub struct Signs {
-    /// The current epoch. A thread that still reads an earlier epoch must stop.
+    /// The current epoch. A thread that reads an earlier epoch stops when it finds a later epoch here.
     pub epoch: AtomicU64,
     pub stopped: AtomicBool,
     pub paused: AtomicBool,

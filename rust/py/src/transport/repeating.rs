@@ -19,8 +19,8 @@ use super::snapshots::{self, Entry, account};
 use crate::codec::OutBuffer;
 use crate::errors;
 
-/// A snapshot, as a tuple of the number of the iteration over the dispatched items, the number and checksum of the
-/// items in this iteration, and the content.
+/// A snapshot: the number of the iteration over the dispatched items, the number and checksum of the iteration's items,
+/// and the content.
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
@@ -135,8 +135,8 @@ impl Outlet {
         }
     }
 
-    /// Checks that all items that the reader `target` had already received were recomputed. This method must be called
-    /// after the last item for this reader was computed.
+    /// Checks, after the last item for the reader `target`, that all items that this reader had already received were
+    /// recomputed.
     pub fn check_all_recomputed(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, outstanding) = (producer.account(), producer.outstanding());

@@ -12,7 +12,7 @@ use super::snapshots::{KeptPositions, kept_positions};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// A replaced process, as a tuple of its index, the link of the replacement or None, and the replacement's id or
+/// A replaced process, as a tuple of its index, the link of the new process or None, and the new process's ID or
 /// descriptor.
 type Replacement<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 

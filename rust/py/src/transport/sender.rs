@@ -100,10 +100,10 @@ impl Sender {
 
     /// Starts an epoch, and drops any unsent part of an earlier message.
     ///
-    /// To resume an epoch, `starts` contains an entry for each shard or reader: the number and the checksum of the
-    /// earlier items, the number of items to recompute, and the checksum after the recomputed items. In a worker
-    /// process, `turn` is the index of the shard that sends the first item. In the dispatching process, `turn` is the
-    /// index of the worker that receives the first item.
+    /// To resume an epoch, `starts` contains for each shard or reader the number and checksum of the earlier items, the
+    /// number of items to recompute, and the checksum after the recomputed items. In a worker process, `turn` is the
+    /// index of the shard that sends the first item. In the dispatching process, `turn` is the index of the worker that
+    /// receives the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -132,8 +132,8 @@ impl Sender {
     }
 
     /// Makes `pump` call `taker(shard, waits)` from time to time, between two items. The pause between two calls is
-    /// `factor` times a call's duration, but at least `seconds`. Before a wait for the reader, the pause can be
-    /// shorter, and `waits` is False, so `taker` must not wait for other threads.
+    /// `factor` times a call's duration, but at least `seconds`. If `pump` is about to wait for the reader, the pause
+    /// can be shorter. In this case, `waits` is False, and `taker` must not wait for other threads.
     ///
     /// `taker` returns None or a tuple with the content of a snapshot. The tuple begins with the number of the
     /// iteration over the dispatched items, and the number and checksum of the items in this iteration.

@@ -1,4 +1,4 @@
-"""Pipes that join by key close unused streams, warn if a buffer is full, and name missing keys."""
+"""Pipes that join items by key close unused streams, warn if a buffer is full, and name missing keys."""
 
 import io
 from operator import itemgetter

@@ -1,4 +1,4 @@
-"""Pipes read parts of tables that the library of each table format has written."""
+"""Pipes read parts of tables, which the library of each table format has written."""
 
 import pickle
 from contextlib import closing

@@ -1,4 +1,4 @@
-"""Runs the plans of successive seeds, each in a process under a watchdog."""
+"""Draws one plan from each of successive seeds, and runs each plan in a process under a watchdog."""
 
 import argparse
 import atexit
@@ -43,8 +43,8 @@ class Leaves(BaseException):
 class Driver:
     """Runs plans that are drawn from seeds. `plan_of` returns the plan for a seed, or None to stop the driver.
 
-    `check` runs a plan, and returns how many objects were checked. `noun` is the name of the checked objects in the
-    output. A plan may run for at most `limit` seconds."""
+    `check` runs a plan, and returns how many objects were checked. The output calls the checked objects `noun`. A plan
+    may run for at most `limit` seconds."""
 
     plan_of: Callable[[int, argparse.Namespace], Any]
     check: Callable[[Any], int]
@@ -126,7 +126,7 @@ class Forked:
             for descriptor in (1, 2):
                 os.dup2(self.output.fileno(), descriptor)
             sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-            # A shell makes background processes ignore SIGINT.
+            # SIGINT is enabled again, because a shell makes background processes ignore this signal.
             signal.signal(signal.SIGINT, signal.default_int_handler)
             faulthandler.register(signal.SIGUSR1, all_threads=True)
             before = descriptors()

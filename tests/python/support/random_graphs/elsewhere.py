@@ -16,7 +16,7 @@ from typing import Any
 
 
 class DifferentElsewhere(AssertionError):
-    """Raised if a call in a fresh interpreter fails, for example because of different items."""
+    """Raised if a call in a fresh interpreter fails, for example because of wrong items."""
 
 
 def elsewhere(module: str, function: str, *arguments: Any) -> None:

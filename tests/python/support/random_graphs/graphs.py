@@ -1,4 +1,4 @@
-"""Draws a graph from a seed."""
+"""Creates a random graph from a seed."""
 
 import random
 import sys

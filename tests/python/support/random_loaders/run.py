@@ -1,4 +1,4 @@
-"""Executes a plan: reads a loader and loaders that resume it, during events such as Ctrl-C."""
+"""Executes a plan: reads a loader, and new loaders that resume from its states, while events such as Ctrl-C happen."""
 
 import argparse
 import contextlib
@@ -214,7 +214,7 @@ class Run:
                 for epoch in self.expected[self.epoch + bool(at) :]:
                     epoch.shares = None
         elif plan.kind == "workers":
-            # The number of workers changes only within an epoch, because a new epoch would have other shards.
+            # An epoch that resumes with another number of workers keeps its shards; a new epoch has other shards.
             self.workers = None if between or self.is_left or not at else rng.choice(plan.numbers())
         if plan.method != "remote":
             plan.method = rng.choice([method for method in plan.methods if method != "remote"])

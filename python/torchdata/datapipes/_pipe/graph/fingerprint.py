@@ -1,8 +1,8 @@
 """Describes a pipeline by text that is equal in every process, so that loading a state of another pipeline is detected.
 
-Role: a fingerprint has an entry for each pipe, sources first, with the pipe's class, sources and arguments, but without
-the iteration state. A value that may be a secret is replaced by a few digits of its hash, which show whether the value
-has changed.
+A fingerprint has an entry for each pipe, sources first, with the pipe's class, sources and arguments, but without the
+iteration state. A value that may be a secret is replaced by a few digits of its hash, which show whether the value has
+changed.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ _LONGEST = 200
 #: The class `Batcher` and its argument `batch_size`, which may change between two epochs.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: Arguments that may change between saving and loading a state, because the loader sets them or because they do not
-#: affect the items.
+#: Arguments that may differ when a state is loaded: the loader sets them, or they do not affect the items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
-    """Returns the fingerprint of the graph that ends in `datapipe`. If the graph may have been iterated (`begun`), the
-    fingerprint leaves out values that an iteration may change, such as the declared state."""
+    """Returns the fingerprint of the graph that ends in `datapipe`. With `begun=True`, values that an iteration may
+    change, such as the declared state, are left out."""
     graph = graph_of(datapipe)
     return [
         {

@@ -1,7 +1,7 @@
 """Defines `Graph`, an immutable list of the pipes of a graph and their sources.
 
-Role: creating a `Graph` is slow, because all attributes of each pipe are inspected. Code must create a new `Graph`
-after a pipe was modified or iterated, because the sources of the pipe may have changed.
+Creating a `Graph` is slow, because all attributes of each pipe are inspected. Code must create a new `Graph` after a
+pipe was modified or iterated, because the sources of the pipe may have changed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Makes the pipe classes of PyTorch and of this package work together in one pipeline.
 
-Role: this package never imports torch, so its pipes cannot derive from PyTorch's base classes, as pipes did in
-torchdata 0.9. Once other code has imported torch, the `isinstance` checks and functional forms of both packages work
-for all their pipes. PyTorch's `Dataset`, which is not an ABC, becomes a real base class of this package's pipes when
-torch is imported.
+This package never imports torch, so its pipes cannot derive from PyTorch's base classes, as pipes did in torchdata 0.9.
+Once other code has imported torch, the `isinstance` checks and functional forms of both packages work for all their
+pipes. When torch is imported, PyTorch's `Dataset` becomes a real base class of this package's pipes, because `Dataset`
+is not an ABC.
 
 This module changes PyTorch in the following four ways:
 
@@ -49,8 +49,8 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Adds the functional form `method` to PyTorch's pipes. If PyTorch already has a functional form with this
-        name, the form is replaced only if it is `before`."""
+        """Adds the functional form `method` to PyTorch's pipes. An existing form of PyTorch with this name is replaced
+        only if it is the function `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):

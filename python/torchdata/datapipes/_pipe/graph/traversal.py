@@ -1,7 +1,7 @@
 """Finds the pipes that a pipe reads from, without serializing anything.
 
-Role: the sources of a pipe are the pipes in its attributes, either directly or in (nested) containers. To limit the
-cost, at most `LARGEST_STRUCTURE` members of the containers in an attribute are inspected.
+The sources of a pipe are the pipes in its attributes, either directly or in (nested) containers. To limit the cost, at
+most `LARGEST_STRUCTURE` members of the containers in an attribute are inspected.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal
 
-#: The maximum number of members that are inspected for one attribute. A container that would exceed this maximum is not
-#: inspected.
+#: The maximum number of members that are inspected for one attribute. A container is not inspected if its members would
+#: exceed this number.
 LARGEST_STRUCTURE = 4096
 
 #: A nested container counts as this number of inspected members, because opening a container takes longer than
@@ -27,8 +27,8 @@ _pipes: tuple[type, ...] = ()
 
 _has_virtual = False
 
-#: The last result of `abc.get_cache_token`. If `abc.get_cache_token` returns another value than before, a virtual
-#: subclass was registered, and the cached results of `_role` are dropped.
+#: The last result of `abc.get_cache_token`. A new result means that a virtual subclass was registered, so the cached
+#: results of `_role` are dropped.
 _registered: object = None
 
 Role = Literal["pipe", "container"]
@@ -100,7 +100,7 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Small containers are searched first, because large data could use up the maximum number of inspected members.
+    Small containers are searched first, because searching large data may exhaust the limit on inspected members.
     """
     _clear_roles()
     role = _role_of(value)
@@ -113,8 +113,8 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # The heap contains groups of containers. The group with the smallest width is searched next: the width is the
-    # number of containers in this group and in all groups that enclose it.
+    # The heap contains groups of containers. The group with the smallest width is searched next; the width counts the
+    # containers in a group and in its enclosing groups.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)

@@ -1,6 +1,6 @@
 """Declares which attributes form the iteration state of a pipe.
 
-Role: the class of a pipe declares each attribute of its iteration state, such as `_left: int = state(0)`. From the
+The class of a pipe declares each attribute of its iteration state, such as `_left: int = state(0)`. From the
 declarations, `IterDataPipe` derives `reset`, `item_attributes`, `state_dict` and `load_state_dict`, and determines
 which attributes are copied and pickled. A pipe without state sets `iteration_state = ()`.
 """

@@ -1,7 +1,7 @@
 """Saves and loads the global random generators of `random`, NumPy and torch in this process.
 
-Role: a saved state of a graph includes the states of the global generators, because user functions may draw numbers
-from them.
+A saved state of a graph includes the states of the global generators, because user functions may draw numbers from
+them.
 
 At the beginning of an epoch, a worker process seeds the generators of the libraries that are imported. If a user
 function imports NumPy or torch during the epoch, this module seeds the library's generator before the importing code

@@ -1,9 +1,8 @@
 """Pauses read-ahead threads during a replay, in which a resumed run reads the items of the saved iteration again.
 
-Role: in a replay, user functions must draw the same numbers from the global random generators as in the original
-iteration. If a pipe reads ahead in a thread, the functions of earlier pipes have already drawn numbers for the buffered
-items. During a replay, a read-ahead thread must pause after the number of items that it had read when the state was
-saved.
+In a replay, user functions must draw the same numbers from the global random generators as in the original iteration.
+If a pipe reads ahead in a thread, the functions of earlier pipes have already drawn numbers for the buffered items.
+During a replay, a read-ahead thread must pause after the number of items that it had read when the state was saved.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class Lead(NamedTuple):
     """Describes how far a thread had read ahead when a state was saved.
 
     Args:
-        passes: the number of the pipe's iterations that had begun since the beginning of the graph's iteration.
+        passes: how many iterations of the pipe had begun in the graph's current iteration.
         items: the number of items that the thread had read in the pipe's latest iteration.
         is_over: whether the source had ended or failed.
     """
@@ -62,7 +61,7 @@ class Halt:
     """Pauses a thread that reads ahead in a replay.
 
     Args:
-        number: the number of the pipe's iteration that the thread pauses in.
+        number: which iteration of the pipe the thread pauses in.
         ahead: how far the thread must read before it pauses.
     """
 
@@ -86,10 +85,10 @@ class Halt:
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def pause(self) -> None:
-        """If the calling thread has read the number of items in `ahead`, pauses the thread until `release` is called.
+        """Pauses the calling thread until `release` is called, if the thread has read the number of items in `ahead`.
 
-        A paused thread also continues if the consumer waits for an item, which happens only if the replay yields other
-        items than the original iteration.
+        A paused thread also continues if the consumer waits for an item, because the replay then yields other items
+        than the original iteration.
         """
         if self._taken >= self._items:
             self._reached.set()

@@ -1,6 +1,6 @@
 """The methods and attributes of a pipe that graphs, states and loaders use, with their defaults.
 
-Role: each pipe class overrides the defaults that are wrong for it, so that callers need not check the class of a pipe.
+Each pipe class overrides the defaults that are wrong for it, so that callers need not check the class of a pipe.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class PipeHooks:
         return None
 
     def _resumes_alone(self) -> bool:
-        """Returns whether a pipe that has not read this pipe yet, such as a child of a `fork`, may begin to read this
-        pipe's running iteration."""
+        """Returns whether a new reader, such as a child of a `fork` that has not begun, may join this pipe's running
+        iteration."""
         return False
 
     def _entries_of_sources(self) -> dict[int, PipeEntry]:
-        """Returns the `PipeEntry` of each direct and indirect source, by id, if one process reads the sources for
-        several shards; otherwise, an empty dict."""
+        """If one process reads the sources for several shards, returns the `PipeEntry` of each direct and indirect
+        source, by id; otherwise, returns an empty dict."""
         return {}
 
     #: Whether `on_error` may call the pipe's `__iter__` again after a skipped exception, to get an iterator that

@@ -1,10 +1,10 @@
 """Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
-Role: this module updates the `PassRecord` of a pipe at the beginning of an iteration. For a replay (see `state`), the
+This module updates the `PassRecord` of a pipe at the beginning of an iteration. For a replay (see `state`), the
 `PassRecord` contains the states of the pipe and its sources at the beginning of the iteration.
 
-A counter numbers the iterations of all pipes. A pipe begins its iteration before its sources do, so its iteration has a
-lower number than the iterations of the sources.
+A counter numbers the iterations of all pipes. A pipe begins to iterate before its sources, so its iteration has a lower
+number than the iterations of its sources.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. Before a resumed run
-    replays its copy of the pipe, it sets the counters of the copy to these values."""
+    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. Before the replay, a
+    resumed run sets the counters of its copy of the pipe to these values."""
     now = counters_of(pipe)
     if now is None:
         return {}
@@ -214,8 +214,8 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def is_unnoticed(datapipe: Any) -> bool:
-    """Returns whether the PyTorch pipe at the end of a graph is iterated by `iter` instead of `iterate`. Only `iterate`
-    records the state of the graph at the beginning of the iteration."""
+    """Returns whether the PyTorch pipe at the end of a graph is iterated by `iter` instead of `iterate`. Without
+    `iterate`, the state of the graph at the beginning of the iteration is not recorded."""
     record = record_of(reader_of(datapipe))
     if record.loaded is not None or not has_begun(datapipe):
         return False
@@ -320,7 +320,7 @@ def _take_base(datapipe: Any, yielded: int, state: dict[str, Any]) -> None:
 
 
 def pending_seed(datapipe: Any) -> Any:
-    """Returns the seed for a pipe's next iteration; for a user-defined pipe, the last seed that was set."""
+    """Returns the seed for a pipe's next iteration; for a user-defined pipe, the seed that `set_seed` last received."""
     if any(state.name == "_seed" for state in type(datapipe)._declared):
         return datapipe._seed
     return record_of(datapipe).seed
@@ -358,7 +358,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # The result is None (unknown) if a source follows its reader, which happens only if the graph has a cycle.
+        # In a cycle, a source may follow its reader in the graph, so the result may be None (unknown).
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -396,7 +396,7 @@ def _covers(kind: type) -> bool:
     first_class = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     first_class = min(first_class, depth_of(kind, "iteration_state"))
     while first_class < len(classes) and not issubclass(classes[first_class], iter_base()):
-        # If a mixin declares the state, the class that derives from the mixin is regarded as the declaring class.
+        # A class that derives from a mixin with a declared state is regarded as the class that declares the state.
         first_class = min(i for i, cls in enumerate(classes) if classes[first_class] in cls.__bases__)
     return first_class < len(classes) and first_class <= depth_of(kind, "__iter__")
 
@@ -435,7 +435,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Drops the states that were loaded into the direct and indirect sources of a pipe.
 
-    A loaded state of the source of a `fork` is kept if another child of the `fork` can resume from it.
+    The source of a `fork` keeps its loaded state if another child of the `fork` can resume from this state.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -457,7 +457,7 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # `loaded` would begin a replay, so its member `left`, the `PipeEntry` for a new iteration, is loaded instead.
+        # `left`, the `PipeEntry` for a new iteration, is loaded instead of `loaded`, which would begin a replay.
         seed = pending_seed(pipe)
         was_set = seed is not None and seed != record.loaded_seed
         load_entry(pipe, record.loaded.left)

@@ -1,7 +1,7 @@
 """Defines the layout of graph states, and validates states.
 
-Role: because a state may be damaged or malicious, the numbers in it are checked before they are used. The field `state`
-of a `PipeEntry` is checked by the pipe that loads it.
+Because a state may be damaged or malicious, the numbers in it are checked before they are used. The field `state` of a
+`PipeEntry` is checked by the pipe that loads it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class PipeEntry(NamedTuple):
             replay, the generators get back the states that they had before the replay.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
         left: the `PipeEntry` that is used instead of this entry if the next iteration starts from the beginning.
-        loaded_seed: a tuple with the seed that the pipe had when the state was loaded. A later seed differs.
+        loaded_seed: a tuple with the pipe's seed when the state was loaded, which shows whether the seed was set later.
     """
 
     type: str

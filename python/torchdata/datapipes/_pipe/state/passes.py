@@ -1,7 +1,4 @@
-"""Iterates over a pipe repeatedly, and saves and restores positions, for loaders that read any iterable.
-
-Role: `PipePasses` gives a pipe the methods of `torchdata.nodes.Stateful`.
-"""
+"""Lets nodes and `StatefulDataLoader` iterate over a pipe repeatedly, and save and restore its position."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Stores a token and a `PassRecord` in the `__dict__` of each pipe. The token lets an old iterator detect that a new
 iteration has begun. The `PassRecord` describes the current iteration.
 
-Role: `iteration` and `state` use tokens and records to resume iterations. In names, a *pass* is one iteration of one
-pipe.
+The modules `iteration` and `state` use tokens and records to resume iterations. In names, a *pass* is one iteration of
+one pipe.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Beginning:
     """The state of a graph at the beginning of an iteration, where a replay of the iteration starts."""
 
     moved: dict[str, Any]
-    #: The states of the global random generators for a replay of this iteration. They differ from `moved`, the states
-    #: when this iteration began, if this iteration itself began with a replay.
+    #: The states of the global random generators for a replay of this iteration. `moved` contains the states when this
+    #: iteration began, which differ if this iteration began with a replay.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
@@ -40,8 +40,8 @@ class Beginning:
     #: For each pipe of the graph: the pipe, its `PipeEntry`, and the state to add to the entry (see
     #: `entry_at_beginning`).
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
-    #: The number of iterations that a pipe with a read-ahead thread had begun before this iteration of the graph, by
-    #: the pipe's id.
+    #: For each pipe with a read-ahead thread, by id: how many iterations it had begun before this iteration of the
+    #: graph.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
@@ -72,7 +72,7 @@ class PassRecord:
     #: Whether a loader sets the pipe's seed in each epoch. Further iterations of the pipe in the same epoch derive
     #: their seeds from the seed that the loader has set.
     seeded: bool = False
-    #: The seed that the pipe had for its next iteration when the state was loaded, to detect a seed that is set later.
+    #: The pipe's next seed when the state was loaded, which shows whether another seed was set later.
     loaded_seed: Any = None
     #: The pipe's seed for its next iteration, which the pipe receives only after a replay.
     later: Any = None

@@ -1,7 +1,7 @@
 """Code that the readers of archives and compressed files share: open archives, safe names, size limits and error
 messages.
 
-Role: an `Archive` owns the stream that it reads. A member refers to its `Archive`, which can reopen the member (see
+An `Archive` owns the stream that it reads. A member refers to its `Archive`, which can reopen the member (see
 `utils/_streams.py`).
 """
 
@@ -104,7 +104,7 @@ def bare(stream: Any) -> Any:
 
 
 def is_damage(error: Exception) -> bool:
-    """Returns whether damaged data, and not the operating system or a bug in code, caused the error."""
+    """Returns whether damaged data caused the error, rather than the operating system or a bug."""
     # Damaged gzip and bzip2 files cause errors without `errno`. An invalid offset in a damaged archive causes EINVAL.
     if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
@@ -180,8 +180,8 @@ class Archive:
         #: The offset of the archive's first byte in its stream; None if unknown.
         self.start = position_of(source) if start is None else start
 
-        #: The placeholder that an unpickled archive uses to reopen its stream, even if the stream was closed before
-        #: pickling. The value is None for an in-memory file, which cannot be reopened.
+        #: A placeholder that reopens the stream after unpickling, even if the stream was closed before pickling. The
+        #: value is None for an in-memory file, which cannot be reopened.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         placeholder = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._placeholder = placeholder if placeholder is not source else None

@@ -1,7 +1,7 @@
 """Pipes that decompress streams: Decompressor, Extractor, Bz2FileLoader, XzFileLoader.
 
-Role: data is decompressed only when a decompressed stream is read. The decompressed stream owns and closes the
-compressed stream. An unpickled stream reopens the compressed stream and decompresses up to the saved position.
+Data is decompressed only when a decompressed stream is read. The decompressed stream owns and closes the compressed
+stream. An unpickled stream reopens the compressed stream and decompresses up to the saved position.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decompresses the consecutive streams of a file with modules of Python and of other libraries.
 
-Role: closing a returned file object does not close the compressed file object.
+Closing a decompressed file object does not close the compressed file object.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Adapts a stream that can only be read forward to archive readers, which read at offsets.
 
-Role: the last bytes that were read are kept, because archive readers seek back a little.
+The last bytes that were read are kept, because archive readers seek back a little.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The pipe that reads RAR archives: RarArchiveLoader.
 
-Role: uncompressed members are read from the archive's stream. A compressed member is decompressed by a program
-(`unrar`, `unar`, `7z` or `bsdtar`). The program starts when the member is first read, and is stopped when the member's
-stream is closed. The program reads a temporary file with a copy of the member or, if the archive is solid, of the whole
-archive.
+Uncompressed members are read from the archive's stream. A compressed member is decompressed by a program (`unrar`,
+`unar`, `7z` or `bsdtar`). The program starts when the member is first read, and is stopped when the member's stream is
+closed. The program reads a temporary file with a copy of the member or, if the archive is solid, of the whole archive.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pipe that reads tar archives: TarArchiveLoader.
 
-Role: a member is read on demand, so the archive's stream stays open until the last member is closed or dropped. Members
-that were pickled together open their archive only once (see `utils/_streams.py`).
+A member is read on demand, so the archive's stream stays open until the last member is closed or dropped. Members that
+were pickled together open their archive only once (see `utils/_streams.py`).
 """
 
 from __future__ import annotations
@@ -216,8 +216,8 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
 
     Args:
         header: the offset of a member's header, to resume reading an uncompressed archive there; None (the default) to
-            read from the start. The caller must have moved the stream to `BEFORE` bytes before the header, or to the
-            start if `header` is 0.
+            read from the start. Before the call, the stream must be moved to `BEFORE` bytes before the header, or to
+            the start if `header` is 0.
     """
     tar: Any
     source: Any
@@ -507,8 +507,7 @@ class TarArchiveLoader(ArchiveLoader):
         placeholder, point = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not placeholder and archive.offset is not None:
-            # The reopened stream starts just before the next member, so that a store does not send the members before
-            # it.
+            # The reopened stream starts just before the next member, so that a store does not send earlier members.
             return detached(stream, archive.offset - BEFORE), (*point, archive.start)
         return placeholder, point
 

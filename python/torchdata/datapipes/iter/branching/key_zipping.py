@@ -42,8 +42,8 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
             integer.
         ValueError: `buffer_size` is not positive; or, while iterating, two buffered items of `ref_datapipe` have the
             same key.
-        BufferError: while iterating, `ref_datapipe` lacks an item with the key, or this item was dropped from the full
-            buffer.
+        BufferError: while iterating, no item of `ref_datapipe` has the key, or the item with the key was dropped from
+            the full buffer.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

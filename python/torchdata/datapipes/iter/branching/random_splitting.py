@@ -1,7 +1,7 @@
 """The pipe that splits its source at random: RandomSplitter.
 
-Role: `random_split` returns *children* that share one main pipe, which owns the random generator. Each child reads the
-whole source and yields only its own items. Only one child can be read at a time, because a new iteration of one child
+`random_split` returns *children* that share one main pipe, which owns the random generator. Each child reads the whole
+source and yields only its own items. Only one child can be read at a time, because a new iteration of one child
 invalidates all earlier iterators of the children.
 """
 
@@ -34,7 +34,7 @@ class _SplitMain(SharedMain):
     """The main pipe of `random_split`, which chooses for each item the child that yields it.
 
     Children are chosen at random by their weights. The weight of a child is the number of items that the child has not
-    received yet. If a weight becomes negative, it is set to 0, and all weights are scaled so that their sum is the
+    received yet. If a weight becomes negative, it is set to 0, and the weights are scaled so that their sum is the
     number of remaining items.
     """
 

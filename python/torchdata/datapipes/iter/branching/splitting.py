@@ -1,6 +1,6 @@
 """Pipes that split a pipe: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
-Role: the constructors return *children*, which are pipes that read one main pipe (see `children`).
+The constructors return *children*, which are pipes that read one main pipe (see `children`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Locks files that are being created. At any time, only one thread of one process can hold the lock of a file.
 
-Role: a lock is `flock` on an empty file in the same folder, with a name derived from the file's name. A process removes
-the lock file before it releases the lock. A process that acquires the lock must therefore check whether the locked file
+A lock is `flock` on an empty file in the same folder, with a name derived from the file's name. A process removes the
+lock file before it releases the lock. A process that acquires the lock must therefore check whether the locked file
 exists. The kernel releases the locks of a process that is killed.
 """
 
@@ -26,8 +26,8 @@ PAUSE = 1.0
 #: The mutex is reentrant, because garbage collection may release locks while this thread holds the mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: The sections with a consumer that is using a path, by id: the time when the consumer received the path, and a
-#: function that releases the locks of the section.
+#: For each section with a consumer that is using a path, by id: the time when the consumer received the path, and a
+#: function that releases the section's locks.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
 
@@ -37,8 +37,8 @@ class Lock:
 
     Attributes:
         excludes_processes: whether the lock excludes other processes, which requires a file system with locks.
-        thread: the id of the thread that must release this lock before it waits for another lock; None if no thread has
-            to release it.
+        thread: the id of a thread that must release this lock before it waits for another lock; None if no thread must
+            do so.
     """
 
     def __init__(self, file: str, fd: int | None, thread: int | None) -> None:
@@ -95,7 +95,7 @@ def release_all_of(thread: int | None) -> None:
 
 
 def pause(section: int, release: Callable[[], None]) -> None:
-    """After `PAUSE` seconds, a thread calls `release` repeatedly until `resume` is called.
+    """Makes a thread call `release` after `PAUSE` seconds, and then repeatedly until `resume` is called.
 
     While the consumer uses a path, the `Section` holds the locks of items that were read ahead. Holding the locks until
     the consumer continues could make the consumer and another process wait for each other forever. `release` is called

@@ -1,6 +1,6 @@
 """Pipes that store the results of other pipes in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-Role: any number of processes may share the cached files. The module `section` decides which items are computed, `locks`
+Any number of processes may share the cached files. The module `section` decides which items are computed, `locks`
 decides which process writes a file, and `atomic_files` writes the file.
 """
 
@@ -247,7 +247,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
         # The attribute `cache_holder` makes `on_disk_cache` a direct source of this pipe. Items with existing files
-        # reach this pipe directly from `on_disk_cache`, without the pipes between the two.
+        # come directly from `on_disk_cache`, without passing through the pipes of the section.
         self.cache_holder = holder
         holder._end_caching_flag = True
 

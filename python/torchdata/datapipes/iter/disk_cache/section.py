@@ -1,10 +1,10 @@
 """Determines which items pass through the pipes between `on_disk_cache` and `end_caching`, which process computes them,
 and their order.
 
-Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source. An item is *ready* if its
-files exist, *missing* if this process must create its files, and *pending* if another process is creating its files.
-The methods of `Section` run in the thread that iterates `end_caching`. The generator `items` runs in another thread if
-a pipe after `on_disk_cache` reads ahead.
+Each iteration of the pipe `end_caching` has one `Section`, which reads the source. An item is *ready* if its files
+exist, *missing* if this process must create its files, and *pending* if another process is creating its files. The
+methods of `Section` run in the thread that iterates `end_caching`. The generator `items` runs in another thread if a
+pipe after `on_disk_cache` reads ahead.
 """
 
 from __future__ import annotations
@@ -131,14 +131,14 @@ class Section:
                 record.kind = "ready" if self._ended_early else "missing"  # ended pipes create no file
             if record.kind == "missing":
                 self._missing.append(record)
-            # After another thread has called `close`, this record must not keep its locks.
+            # If another thread has called `close` meanwhile, the locks of this record must be released.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Makes the record ready if all files of its item exist, and returns whether they exist. If `filepath_fn`
-        returned fewer paths than there are files, the record becomes ready only at the front of the queue."""
+        """Makes the record ready if all files of its item exist, and returns whether they exist. If an item has more
+        files than `filepath_fn` returned paths, its record becomes ready only at the front of the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -189,7 +189,7 @@ class Section:
         return None
 
     def _wait(self, path: str, since: float | None) -> float:
-        """Waits a fraction of a second for the file `path`. Returns the time when the waiting for this file began."""
+        """Waits a fraction of a second for the file `path`. Returns the time when the wait for the file began."""
         locks.release_all_of(self._thread)  # other sections of this thread write nothing while it waits
         now, limit = time.monotonic(), self._timeout()
         if since is None:
@@ -250,8 +250,8 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._in_pipes[0]) is not record:
-                # A file of a later item was written before the files of `earlier`, which indicates that a pipe of the
-                # section has dropped the item of `earlier`.
+                # The file of a later item was written first, so a pipe of the section has probably dropped the item of
+                # `earlier`.
                 self._drops_items |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -332,8 +332,8 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Restores a saved state. For each item that no pipe has begun to process, checks again whether the item's
-        files exist."""
+        """Restores a saved state. Checks again whether the files of an item exist, unless a pipe has begun to process
+        the item."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._in_pipes = deque(queue), [queue[index] for index in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]

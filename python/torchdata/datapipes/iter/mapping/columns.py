@@ -1,7 +1,7 @@
 """Pipes that select or unfold columns of each item: Flattener, Slicer, Dropper.
 
-Role: items are tuples or lists with numbered columns, or dicts with the columns as keys. If an item lacks a requested
-column, the pipe warns and yields the item without this column.
+Items are tuples or lists with numbered columns, or dicts with the columns as keys. If an item lacks a requested column,
+the pipe warns and yields the item without this column.
 """
 
 from __future__ import annotations

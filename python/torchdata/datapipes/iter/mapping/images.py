@@ -1,7 +1,7 @@
 """The pipe that decodes images, or random parts of images: ImageDecoder.
 
-Role: the random numbers for an image depend only on the seed of the epoch and the number of the image, so a state need
-not contain a random generator.
+The random numbers for an image depend only on the seed of the epoch and the number of the image, so a state need not
+contain a random generator.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """Never called: the constructor uses only its signature, to check `input_col` and `output_col`."""
+        """This method is never called; the constructor uses its signature to check `input_col` and `output_col`."""
 
 
 class _Decoder:

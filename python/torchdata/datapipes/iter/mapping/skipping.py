@@ -1,6 +1,6 @@
 """The pipe that skips items that make other pipes raise exceptions: OnError.
 
-Role: `OnError` itself only yields the items of its source. Earlier pipes call the module `_pipe/skipping.py` to skip
+`OnError` itself only yields the items of its source. Earlier pipes call the module `_pipe/skipping.py` to skip
 exceptions.
 """
 
@@ -27,8 +27,8 @@ class OnError(IterDataPipe[T_co]):
     `on_error` and itself.
 
     An item that causes an exception is left out, and counted by exception type and pipe. `on_error` skips exceptions of
-    functions that you pass to pipes such as `map` and `filter`. `on_error` also skips exceptions of pipes that read
-    streams and archives, and of pipes that do not support an item. If a stream is broken, its remaining part is left
+    functions that you pass to pipes such as `map` and `filter`, and exceptions that a pipe raises because an item has
+    an unsupported type, or because a stream or archive cannot be read. The remaining part of a broken stream is left
     out.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an

@@ -38,7 +38,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def _private_copy(iterable: Any) -> Any:
-    """Copies an iterable, but not its members if they are immutable."""
+    """Copies an iterable and its members; immutable members are not copied."""
     kind = type(iterable)
     if kind in (range, str, bytes):
         return iterable
@@ -97,8 +97,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     generators.
 
     Args:
-        iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
-            cannot be copied yields its items once.
+        iterable: the iterable to read. A generator function is called again in each epoch. An iterator that cannot be
+            copied yields its items in only one epoch.
         deepcopy: whether each iteration reads a deep copy, so that code that modifies items does not affect the next
             epoch; True by default. If the iterable cannot be copied, a warning is issued and the original is read.
 
@@ -124,8 +124,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     #: where the next iteration resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
-    #: For an iterator that cannot be copied: `_was_read` is True if the current epoch has read the iterator, and
-    #: `_is_used_up` if the previous epoch has read it.
+    #: For an iterator that cannot be copied: whether the current epoch (`_was_read`) or the previous epoch
+    #: (`_is_used_up`) has read the iterator.
     _was_read = _is_used_up = False
     _has_warned = False
     _is_strict = True

@@ -111,7 +111,7 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 class _Measured(tuple[Any]):
     """A tuple with the length of an item as its only member.
 
-    A heap of these tuples compares lengths without running Python code.
+    A heap of `_Measured` tuples compares lengths without running Python code.
     """
 
     item: Any
@@ -231,8 +231,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
             self._batch = list(map(with_detached_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
-        """Moves the shortest item of the buffer into the current batch. If the current batch is full, returns it, and
-        begins a new batch with the item."""
+        """Moves the shortest item of the buffer into the current batch. If the item does not fit into the current
+        batch, returns this batch, and begins a new batch with the item."""
         measured = heappop(self._heap)
         (length,) = measured
         if self.include_padding:

@@ -77,8 +77,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # If a loaded state contains items, this iteration must yield items, because one buffer cannot mix items and
-        # indices.
+        # One buffer cannot mix items and indices, so this iteration yields items if a loaded state contains items.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 

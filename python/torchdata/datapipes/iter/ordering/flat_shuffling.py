@@ -32,9 +32,9 @@ __all__ = ["ShuffledFlatMapper"]
 class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     """Applies a function to every item and yields the members of several results in random order.
 
-    A buffer holds `buffer_size` results. The pipe repeatedly picks a random result in the buffer and yields its next
-    member, so members of one result keep their order. When all members of a result have been yielded, another result
-    replaces it. The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
+    A buffer holds `buffer_size` results. The pipe repeatedly yields the next member of a random result in the buffer,
+    so members of one result keep their order. When all members of a result have been yielded, another result replaces
+    it. The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
         datapipe: the pipe to read.
@@ -151,7 +151,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
             index = getrandbits(width)
         return index
 
-    #: Computing this pipe's length reads the source, which may take long, so a loader does not compute its own length.
+    #: Computing the length reads the source, which may take long, so loaders of this pipe do not compute a length.
     _length_reads_items = True
 
     def __len__(self) -> int:

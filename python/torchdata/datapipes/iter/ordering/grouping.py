@@ -89,8 +89,8 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # If nothing else refers to the result tuple of `zip_longest`, the tuple is reused, which keeps the items of the
-        # last batch in memory. The argument `_` of `chunk` refers to the tuple, so that the tuple is not reused.
+        # `zip_longest` reuses its result tuple if nothing else refers to it; the tuple then keeps the items of the last
+        # batch in memory. The argument `_` of `chunk` refers to the tuple, so that the tuple is not reused.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)

@@ -225,8 +225,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return 0, row[1]
 
     def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Begins a new row with a piece. Returns the new row if it is full. If there are too many incomplete rows,
-        returns the row with the most tokens. Otherwise, returns None."""
+        """Begins a new row with a piece. Returns the new row if it is full. If the number of incomplete rows exceeds
+        the limit, returns the row with the most tokens. Otherwise, returns None."""
         rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]

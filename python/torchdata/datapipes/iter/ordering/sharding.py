@@ -1,6 +1,6 @@
 """Pipes that divide a pipeline among processes: ShardingFilter, ShardingRoundRobinDispatcher.
 
-Role: the loader calls `apply_sharding` in each worker before the first iteration.
+The loader calls `apply_sharding` in each worker before the first iteration.
 """
 
 from __future__ import annotations
@@ -216,8 +216,8 @@ class ShardingFilter(IterDataPipe[T_co]):
         )
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
-        """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields the indices of items (see
-        `unloaded`), and does not report its end."""
+        """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields the indices of items
+        instead of items (see `unloaded`)."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         if self._outstanding:  # the state was saved while one process read the source for several shards

@@ -1,7 +1,7 @@
 """Pipes that read from AIStore clusters: AISFileLister, AISFileLoader.
 
-Role: each process creates its own clients, because a connection must not be shared with a parent process. A stream
-fetches data when it is read.
+Each process creates its own clients, because a connection must not be shared with a parent process. A stream fetches
+data when it is read.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _VERSION = "Ais-Version"
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The settings of a cluster. `timeout` is a limit in seconds: for one response of the server, and for the total
-    time of a request with all its retries."""
+    """The settings of a cluster. `timeout` limits, in seconds, each response of the server, and also each request
+    together with its retries."""
 
     pipe: str
     endpoint: str
@@ -166,7 +166,7 @@ class _AISRecipe(ObjectRecipe):
 class _AISObject(RemoteFile[_AISRecipe]):
     """An object as a file. Sequential reads use one HTTP response. The first read after a seek sends a new request."""
 
-    #: The offset in the object where the current response continues.
+    #: The offset in the object of the next byte of the current response.
     _answer_at = 0
 
     def _opened(self, recipe: _AISRecipe) -> _AISRecipe:

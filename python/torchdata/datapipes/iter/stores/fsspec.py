@@ -1,7 +1,7 @@
 """Pipes over the file systems of fsspec: FSSpecFileLister, FSSpecFileOpener, FSSpecSaver.
 
-Role: for each item, a pipe requests the file system from fsspec, which stores one instance per process and thread. A
-stream owns its file. An unpickled stream reopens the file by its URL.
+For each item, a pipe requests the file system from fsspec, which stores one instance per process and thread. A stream
+owns its file. An unpickled stream reopens the file by its URL.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class FSSpecFileLister(ListsFolders):
 def _naming(root: str, path: str) -> Callable[[str], str]:
     links = root.split("::")
     # In a chain such as `simplecache::s3://bucket`, fsspec lists the first link that has a path, here `s3://bucket`.
-    # The URL of each entry must repeat all further links of the chain.
+    # The URL of each entry repeats the links before and after the listed link.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -110,7 +110,7 @@ class _FSSpecRecipe:
     for_open: dict[str, Any]
     for_connection: dict[str, Any]
     max_retries: int
-    #: A function that is called before each retry of opening the file; None in a pickled copy.
+    #: A function that is called before each attempt to open the file again; None in a pickled copy.
     count: Callable[[], object] | None
     version: dict[str, str] | None = None
 
@@ -257,7 +257,7 @@ class FSSpecSaver(SavesItems):
 
 
 def _give_up(file: Any) -> None:
-    """Closes the file after a failed write. If the file system supports this, the incomplete file is not uploaded."""
+    """Closes the file after a failed write, if possible without uploading the incomplete file."""
     from fsspec.spec import AbstractBufferedFile
 
     inner = getattr(file, "buffer", None) if not isinstance(file, AbstractBufferedFile) else file

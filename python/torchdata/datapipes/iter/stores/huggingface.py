@@ -1,6 +1,6 @@
 """The pipe over datasets of the Hugging Face Hub: HuggingFaceHubReader.
 
-Role: every iteration creates a new dataset object, which owns its connections and files.
+Every iteration creates a new dataset object, which owns its connections and files.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         if _is_streamed(data):
             if loaded is not None and loaded["position"] is not None:
                 load_into(data, loaded["position"])
-            # Reading batches of one row avoids the dataset's `__iter__`, which yields only a part of the rows in a
-            # torch worker.
+            # In a torch worker, the dataset's `__iter__` would yield only a part of the rows, so batches of one row are
+            # read.
             rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))
         else:
             left = range(loaded["rows"] if loaded is not None else 0, len(data))

@@ -1,6 +1,6 @@
 """Pipes over the path handlers of iopath: IoPathFileLister, IoPathFileOpener, IoPathSaver.
 
-Role: the pipes access files through a `PathManager`, which is pickled with the pipe.
+The pipes access files through a `PathManager`, which is pickled with the pipe.
 """
 
 from __future__ import annotations

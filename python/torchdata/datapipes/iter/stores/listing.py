@@ -1,6 +1,6 @@
 """Shared code of the pipes over file systems and object stores: masks, options, and listings that can be resumed.
 
-Role: because pipes store no client, connection or file system, they can be pickled, and work after a fork.
+Because pipes store no client, connection or file system, they can be pickled, and work after a fork.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ListsRoots(IterDataPipe[str]):
     """Lists the entries of roots. The state contains the current root and the last entry yielded from it. A resumed
     iteration lists the current root again, and continues after the last yielded entry."""
 
-    #: The root that is being listed. `_last` is the position of the last yielded entry of this root, or None.
+    #: The root that is being listed. `_last` is the position of the root's last yielded entry, or None.
     _root: str | None = state()
     _last: Any = state()
 
@@ -60,7 +60,7 @@ class ListsRoots(IterDataPipe[str]):
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
     """Yields the names after `last`, each with its position. If names were added or removed since the state was saved,
-    the name in `last` determines where to continue.
+    listing continues after the name in `last`.
 
     Args:
         last: the last position and name that were yielded before the state was saved; None to yield all names.

@@ -1,8 +1,8 @@
 """Objects of a store as files: shared code of S3 and AIStore, and the base class of the pipes that open objects.
 
-Role: the response to the request that opens an object is kept for the first read. If the pipe opens its next object
-before the first read, the response is dropped, so the first read sends a new request. Therefore, unread streams, for
-example in a shuffle buffer, do not keep connections open.
+The response that opens an object is kept for the object's first read. If the pipe opens its next object before this
+read, the response is dropped, and the read sends a new request. Therefore, unread streams, for example in a shuffle
+buffer, do not keep connections open.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class RemoteFile(io.RawIOBase, Generic[R]):
     """An object as a file. `seek` sends no request.
 
     Args:
-        recipe: describes how to request the object. After a request, `self.recipe()` contains the version that was
-            requested.
+        recipe: describes how to request the object. After a request, `self.recipe()` contains the version of the object
+            that the server has sent.
     """
 
     def __init__(self, recipe: R) -> None:

@@ -1,7 +1,7 @@
 """Pipes that read from S3, Google Cloud Storage and Azure: S3FileLister, S3FileLoader.
 
-Role: a stream fetches data when it is read, and keeps no connection open between requests (see `s3_object.py`). Each
-process creates its own store objects of obstore (see `s3_client.py`).
+A stream fetches data when it is read, and keeps no connection open between requests (see `s3_object.py`). Each process
+creates its own store objects of obstore (see `s3_client.py`).
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ class S3FileLister(DeclaredLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts shortly before the non-empty `text`. A listing that begins after the returned text
-    includes `text`."""
+    """Returns a text that is sorted shortly before `text`, which must not be empty. A listing that begins after the
+    returned text includes `text`."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
@@ -159,8 +159,8 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
     except FileNotFoundError:
         return True
     except Exception as error:
-        # If the server refuses the request, the key does not count as a folder, because a user may be allowed to list a
-        # bucket but not to read its objects.
+        # A refused request does not mean that the key is a folder, because a user may be allowed to list a bucket but
+        # not to read its objects.
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False

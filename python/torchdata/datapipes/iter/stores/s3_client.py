@@ -1,9 +1,9 @@
 """Manages obstore for the S3 pipes: the store objects of each process, picklable settings, and error messages.
 
-Role: this module also makes obstore work in a forked child. The extension module of obstore starts threads, which do
-not exist in a forked child. In a forked child, each call to the inherited extension module would wait forever, so the
-child loads a second copy of the extension module, which starts its own threads (16 ms, 15 MB). The child neither uses
-nor frees the copy that it has inherited from its parent.
+This module also makes obstore work in a forked child. The extension module of obstore starts threads, which do not
+exist in a forked child. In a forked child, each call to the inherited extension module would wait forever, so the child
+loads a second copy of the extension module, which starts its own threads (16 ms, 15 MB). The child neither uses nor
+frees the copy that it has inherited from its parent.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class S3Recipe(ObjectRecipe):
             try:
                 return obstore.get(store, key, options=options)
             except Exception as error:
-                # If the object is empty, the range request fails with status 416, which is not an error.
+                # For an empty object, the server answers a range request with status 416, which is not an error here.
                 if start or " 416 " not in str(error) or obstore.head(store, key)["size"]:
                     raise
                 return None

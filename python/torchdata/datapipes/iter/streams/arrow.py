@@ -1,8 +1,7 @@
 """The pipes that read a table in parts: ArrowReader, and LanceReader for single rows.
 
-Role: the source of these pipes yields the numbers of the parts to read, usually
-from the map pipe `ArrowParts`. One part is in memory at a time, such as a row
-group of a Parquet file.
+The source of these pipes yields the numbers of the parts to read, usually from the map pipe `ArrowParts`. One part is
+in memory at a time, such as a row group of a Parquet file.
 """
 
 from __future__ import annotations
@@ -54,10 +53,10 @@ class ArrowReader(IterDataPipe[Any]):
 
     Raises:
         TypeError: an argument has the wrong type, or the source does not contain `ArrowParts`.
-        ValueError: the table lacks a column, or the library is unknown; or, while iterating, a file lacks a column or
+        ValueError: the table lacks a column, or `library` is unknown; or, while iterating, a file lacks a column or
             has another type for it, or a column of integers has nulls (see `load_parquet_as_df`).
         OSError: while iterating, a file cannot be opened or is damaged.
-        ModuleNotFoundError: pyarrow or the library is not installed; the message contains the command to install it.
+        ModuleNotFoundError: pyarrow or `library` is not installed; the message contains the command to install it.
 
     Example:
         >>> import pyarrow
@@ -73,10 +72,10 @@ class ArrowReader(IterDataPipe[Any]):
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
     #: The number of the part of the table that is being read, or the list of numbers if parts are read together. `_row`
-    #: is the number of rows of this part that were already yielded.
+    #: is the number of rows that were already yielded from the part `_part`.
     _part: int | list[int] | None = state()
     _row: int = state(0)
-    #: The name of the part. If the part with this number has another name when a state is loaded, an error is raised.
+    #: The name of the part. Loading a state raises an error if the part with the saved number has another name.
     _name: str | None = state()
 
     def __init__(

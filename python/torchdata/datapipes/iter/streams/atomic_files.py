@@ -1,6 +1,6 @@
 """Writes a file atomically, so that no process sees a partial file.
 
-Role: pipes that save files write a temporary file in the final folder, and `appearing` renames this file. The pipe
+Pipes that save files write a temporary file in the final folder, and `appearing` renames this file. The pipe
 `end_caching` uses `write_file`, which also verifies a checksum and calls `fsync`. `write_file` derives the temporary
 name from the final name, so the next writer replaces the temporary file of a killed writer.
 """

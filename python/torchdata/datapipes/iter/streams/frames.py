@@ -48,9 +48,9 @@ class DataFrameMaker(IterDataPipe[Any]):
         AssertionError: `dataframe_size` is not positive.
         TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow, which is not supported; or,
             while iterating, a frame has rows of different types.
-        ValueError: the library is unknown or does not support the dtype, or the device is unknown; or, while iterating,
+        ValueError: `library` is unknown or does not support the dtype, or `device` is unknown; or, while iterating,
             rows have too many or too few values, or a value does not fit its dtype.
-        ModuleNotFoundError: the library is not installed; the message contains the command to install it.
+        ModuleNotFoundError: `library` is not installed; the message contains the command to install it.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -126,11 +126,11 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     Raises:
         TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow; or, while iterating, the source
             yields neither paths nor pairs.
-        ValueError: the library is unknown or does not support the dtype, the device is unknown, or `dataframe_size` is
+        ValueError: `library` is unknown or does not support the dtype, `device` is unknown, or `dataframe_size` is
             not positive; or, while iterating, a file is not a Parquet file or is truncated (pyarrow.ArrowInvalid),
             lacks a column, or has nulls that the type of an array cannot represent.
         OSError: while iterating, a file cannot be opened or is damaged.
-        ModuleNotFoundError: pyarrow or the library is not installed; the message contains the command to install it.
+        ModuleNotFoundError: pyarrow or `library` is not installed; the message contains the command to install it.
 
     Example:
         >>> import pyarrow, pyarrow.parquet

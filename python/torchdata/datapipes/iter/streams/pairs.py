@@ -1,6 +1,6 @@
 """The base class of pipes that yield many items from each (path, stream) pair, such as readers of lines and archives.
 
-Role: the state of a reading pipe is the pair that is being read, and the position in its stream. When an iteration is
+The state of a reading pipe is the pair that is being read, and the position in its stream. When an iteration is
 abandoned, the pipe closes the current stream and stores a placeholder that can reopen the stream.
 """
 
@@ -96,13 +96,13 @@ class HoldsStream(IterDataPipe[T_co]):
     def _items_of(self, pair: Any, point: Any = None) -> Iterator[Any]:
         path, stream = path_and_stream(pair, self)
         del pair
-        # If `_held` later contains another pair, a newer iterator has replaced this iterator.
+        # A newer iterator, which replaces this iterator, stores another pair in `_held`.
         held = self._held = (path, stream)
         self._reading = True
         try:
             yield from self._read(path, stream, point)
         except BaseException as error:
-            # If garbage collection has closed the stream, its position is unknown and cannot be stored.
+            # If garbage collection has closed the stream, the position in the stream is unknown.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
                 self._held, self._point = self._bookmark_of(held)

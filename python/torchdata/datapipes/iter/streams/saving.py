@@ -1,7 +1,4 @@
-"""Pipes that write or verify files: Saver, HashChecker.
-
-Role: `HashChecker` leaves the streams open, unless it raises an error.
-"""
+"""Pipes that write or verify files: Saver, HashChecker."""
 
 from __future__ import annotations
 

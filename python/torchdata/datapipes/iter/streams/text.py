@@ -1,8 +1,8 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
-Role: a saved position is the result of the stream's `tell`, which for a text file includes the state of the decoder.
-Text files are read by `readline`, because `tell` fails after `next`. For a stream without `tell`, the saved position is
-the number of lines read so far, and a resumed pipe skips these lines.
+A saved position is the result of the stream's `tell`, which for a text file includes the state of the decoder. Text
+files are read by `readline`, because `tell` fails after `next`. For a stream without `tell`, the saved position is the
+number of lines read so far, and a resumed pipe skips these lines.
 """
 
 from __future__ import annotations
@@ -86,8 +86,7 @@ class _Text(HoldsStream[Any]):
     _lines_before: int = state(0, saved=False)  # the number of lines to skip from `_start`
     #: The decoder of a binary stream if lines can be separated only after decoding, as in UTF-16.
     _decoder: io.TextIOWrapper | None = state(saved=False)
-    #: Whether bytes after the current line were already read, so that the stream's `tell` returns a position after this
-    #: line.
+    #: Whether bytes after the current line were already read, so that the stream's `tell` is too far ahead.
     _is_ahead: bool = state(False, saved=False)
 
     def _set_options(

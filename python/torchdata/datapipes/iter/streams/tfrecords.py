@@ -1,6 +1,6 @@
 """The pipe that reads TFRecord files: TFRecordLoader.
 
-Role: the position in a stream is the offset and the number of the next record.
+The position in a stream is the offset and the number of the next record.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
-Role: consecutive files form one sample if their paths differ only in the extension. A saved state contains the
-incomplete sample, including its streams. When an iteration is abandoned, the streams of the incomplete sample are
-replaced by placeholders that can reopen them.
+Consecutive files form one sample if their paths differ only in the extension. A saved state contains the incomplete
+sample, including its streams. When an iteration is abandoned, the streams of the incomplete sample are replaced by
+placeholders that can reopen them.
 """
 
 from __future__ import annotations

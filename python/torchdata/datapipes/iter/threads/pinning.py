@@ -1,7 +1,7 @@
 """The pipe that copies batches into pinned memory: PinMemory.
 
-Role: the pipe's thread reads and pins one item ahead, so training does not wait for pinning. From pinned memory, copies
-to the GPU (`tensor.to(device, non_blocking=True)`) can overlap with computing.
+The pipe's thread reads and pins one item ahead, so training does not wait for pinning. From pinned memory, copies to
+the GPU (`tensor.to(device, non_blocking=True)`) can overlap with computing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The thread pool that calls the function of a `threadpool_map` pipe, and returns results in order.
 
-Role: each iteration has its own pool. The pool's queue contains the submitted items and the pending results. The
-threads do not refer to the pool object, so that dropping the iterator frees and closes the pool.
+Each iteration has its own pool. The pool's queue contains the submitted items and the pending results. The threads do
+not refer to the pool object, so that dropping the iterator frees and closes the pool.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Pool:
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
         self._work = _PoolWork(function, max_workers, **options)
         self._queue = self._work.queue
-        #: Returns the next result or raises the error of its call; raises StopIteration after the pool was closed.
+        #: A function that returns the next result or raises its error; StopIteration means that the pool was closed.
         self.take = self._queue.pop
         #: The source's error, which is raised after the results of all earlier items.
         self.source_error: Exception | None = None
@@ -127,8 +127,8 @@ class Pool:
             rest.release()
 
     def entries(self, patience: float) -> list[tuple[str, Any]]:
-        """Returns all pending items and results as data for a state. While this method runs, no other thread may take
-        results or submit items.
+        """Returns all pending items and results as data for a state. During a call of `entries`, no other thread may
+        take results or submit items.
 
         If the items are mutable, this method waits for running calls and delays further calls until the consumer
         continues, because a call could modify an item that is being saved.

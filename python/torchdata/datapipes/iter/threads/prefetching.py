@@ -1,8 +1,8 @@
 """Pipes that read their source in a separate thread: Prefetcher, and the base class of such pipes.
 
-Role: the thread that iterates the pipe begins the iteration of the source, and starts a daemon thread. A daemon thread
-puts the source's items into a bounded native queue, until the source ends or fails, or the pipe's iterator is closed.
-The daemon thread does not refer to the pipe's iterator, so the thread ends when the iterator is dropped.
+The thread that iterates the pipe begins the iteration of the source, and starts a daemon thread. A daemon thread puts
+the source's items into a bounded native queue, until the source ends or fails, or the pipe's iterator is closed. The
+daemon thread does not refer to the pipe's iterator, so the thread ends when the iterator is dropped.
 
 A forked child lacks the daemon thread, and does not use the inherited queue.
 """
@@ -196,8 +196,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the paused thread has read ahead in the latest iteration; None if the pipe has begun at most
-        `passes` iterations."""
+        """Returns how far the paused thread has read ahead in the latest iteration; None if at most `passes` iterations
+        have begun."""
         if (data := self._threads_at_work()) is None or self._passes == passes:
             return None
         taken = data.taken if data.before is None else token_of(self.source_datapipe).yielded - data.before
@@ -262,7 +262,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
             data.pause = self._held(data)
 
     def resume(self) -> None:
-        """Resumes reading ahead, unless the pipe is also paused for another reason."""
+        """Ends the pause that `pause` has begun; the thread continues once all other pauses have ended, too."""
         if (data := self._threads_at_work()) is not None:
             pause, data.pause = data.pause, None
             if pause is not None:
@@ -322,7 +322,7 @@ def end_threads(datapipe: Any) -> None:
 def stop_reading(datapipe: Any) -> None:
     """Stops the read-ahead threads of an abandoned iteration, before the seeds of the next iteration are set.
 
-    A thread that continued to read could make a `cycle` use the new seeds in the old iteration.
+    A thread that continued to read could begin another repetition of a `cycle`, which would use the new seeds.
     """
     for pipe in pipes_with_threads(datapipe) if are_there_any() else ():
         pipe._stop_reading()

@@ -1,7 +1,7 @@
 """The pipe that makes all ranks of a distributed job end their epochs together: FullSync.
 
-Role: `fullsync` is the last pipe of the graph in the main process of every rank. A thread reads one item ahead, and the
-ranks then *vote* on whether every rank has an item.
+`fullsync` is the last pipe of the graph in the main process of every rank. A thread reads one item ahead, and the ranks
+then *vote* on whether every rank has an item.
 
 Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. With n
 ranks, the vote of rank r is `-(r + 1)` if it ends its run, and `-(n + r + 1)` if it has raised an exception. The votes
@@ -61,8 +61,8 @@ class _StepData(_PrefetchData):
 
     Args:
         again: if positive, the number of items that this rank rereads without a vote, because the ranks have voted on
-            them before. If `again` is negative, this rank has already yielded the items of the next `-again` votes, and
-            takes part in these votes without reading items.
+            them before. If `again` is negative, this rank takes part in the next `-again` votes without reading items,
+            because it has already yielded the items.
         restored: the items of a loaded state that `source` has not yielded yet, and the error that follows the items.
     """
 
@@ -70,8 +70,8 @@ class _StepData(_PrefetchData):
         super().__init__("FullSync", source, buffer_size=1)
         self.restored = restored
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: A thread must hold this lock to move an item from `voted_on` to the queue or to save a state, so that no
-        #: state contains the item twice or not at all.
+        #: A thread holds this lock while it moves an item from `voted_on` to the queue or saves a state, so that each
+        #: state contains the item once.
         self.lock = threading.Lock()
         self.slot: int | None = None
         #: The item that this rank has read. When a vote shows that every rank has an item, the item in `voted_on` is
@@ -148,8 +148,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be computing an item
             data.released.set()
         failure = data.failure
-        # If the pipe was shut down, the rank votes that its run ends, because the source may have ended only as a
-        # result of stopped workers.
+        # After a shutdown, this rank votes that its run ends, because the source may have ended only because the
+        # workers were stopped.
         ends = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if ends:
@@ -183,7 +183,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """Ends an iteration when both the pipe and its iterator have dropped their references to this object."""
+    """Ends the iteration of a rank when neither the pipe nor its iterator refers to this object any longer."""
 
     def __init__(self, data: _StepData) -> None:
         self._data = data
@@ -222,7 +222,7 @@ class _StepReader(Iterator[Any]):
 
 
 def _meaning_of_vote(number: int, group: RankGroup) -> str:
-    """Returns the error message for the negative vote `-(number + 1)`."""
+    """Returns the error message for the vote `-(number + 1)`, which reports the failure of a rank."""
     if number >= group.world_size:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
     else:
@@ -362,18 +362,18 @@ class FullSync(_PrefetchBase[T_co]):
         """Makes the next iteration reread items without voting on them, or vote without reading items.
 
         Each rank resumes from its own latest snapshot, so the number of reread items differs between ranks. If the
-        ranks voted on reread items, one vote would be about different positions on different ranks. `recompute` makes
-        all ranks begin to vote at the same position.
+        ranks voted on reread items, the ranks would be at different positions in the same vote. `recompute` makes all
+        ranks begin to vote at the same position.
 
         Args:
-            count: if positive, the number of items to reread without voting. If `count` is negative, this rank first
-                takes part in `-count` votes without reading an item.
+            count: if positive, the number of items that this rank rereads before its next vote. If `count` is negative,
+                this rank first takes part in `-count` votes without reading an item.
         """
         self._again = count
 
     def state_dict(self) -> dict[str, Any]:
-        # The state does not contain errors that other ranks have caused. If another rank has ended or failed, the last
-        # item that this rank has read was not yielded, so the state contains this item.
+        # The state does not contain errors that other ranks have caused. If another rank has ended or failed, this rank
+        # has read one more item than it has yielded, so the state contains this item.
         items, error = self._restored
         data = self._data
         if data is not None and not data.is_inherited:

@@ -1,7 +1,7 @@
 """Pipes that call the user's function in threads: ThreadPoolMapper.
 
-Role: the thread that iterates the pipe reads the source, submits a bounded number of items to a thread pool (see
-`pool`), and takes the results in order.
+The thread that iterates the pipe reads the source, submits a bounded number of items to a thread pool (see `pool`), and
+takes the results in order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """HTTP requests: time limits, retries, connections, and errors that name the pipe.
 
-Role: each iteration owns its `Connections`, which stay open between URLs until the iteration ends.
+Each iteration owns its `Connections`, which stay open between URLs until the iteration ends.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _get_proxies() -> dict[str, str] | None:
 
 
 def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None]:
-    """Returns the time limits in seconds for connecting and for a server that sends nothing; None means no limit."""
+    """Returns two limits in seconds, for connecting and for a server that sends nothing; None means no limit."""
     if timeout is None:
         return DEFAULT_TIMEOUT
     limits = timeout if isinstance(timeout, tuple) and len(timeout) == 2 else (timeout, timeout)

@@ -1,6 +1,6 @@
 """Parses the pages that Google Drive sends before a download.
 
-Role: `gdrive.py` imports this module only when it receives a page, because importing `html.parser` takes long.
+`gdrive.py` imports this module only when it receives a page, because importing `html.parser` takes long.
 """
 
 from __future__ import annotations

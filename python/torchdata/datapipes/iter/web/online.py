@@ -1,6 +1,6 @@
 """Pipes that read files from the network by their URLs: HttpReader, GDriveReader, OnlineReader.
 
-Role: an iteration owns its connections, and closes them when it ends or is abandoned. A stream is closed when the last
+An iteration owns its connections, and closes them when it ends or is abandoned. A stream is closed when the last
 reference to it is dropped.
 """
 

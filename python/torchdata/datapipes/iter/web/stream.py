@@ -1,9 +1,9 @@
 """Streams that read files over HTTP, and reopen them at their last position.
 
-Role: a stream owns its response, and may outlive the iteration that created it. A reopened stream requests only the
-remaining part of the file (`Range`). If the server does not support ranges, the stream reads the whole file and drops
-the first part. The `ETag`, `Last-Modified` and size in the headers show whether the file has changed. See RFC 9110,
-sections 8.8, 13 and 14.
+A stream owns its response, and may outlive the iteration that created it. A reopened stream requests only the remaining
+part of the file (`Range`). If the server does not support ranges, the stream reads the whole file and drops the first
+part. The `ETag`, `Last-Modified` and size in the headers show whether the file has changed. See RFC 9110, sections 8.8,
+13 and 14.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ class _Version(NamedTuple):
 
     @property
     def condition(self) -> str | None:
-        """Returns the value for the request header `If-Range`; None if the file has only a weak tag, which this header
-        does not allow."""
+        """Returns the value of the request header `If-Range`; None for a weak tag, which this header does not allow."""
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
@@ -152,7 +151,7 @@ class _Body(io.RawIOBase):
         #: The number of bytes to drop from the response, because they precede `position`.
         self._early = 0
         self._failure: Exception | None = None
-        #: The remaining retries of the current request; None if no retry was needed since bytes were last received.
+        #: The remaining retries of the current request; None if no retry has followed the last received bytes.
         self._retry: Any = None
 
     @property
@@ -201,7 +200,7 @@ class _Body(io.RawIOBase):
         return data
 
     def _may_retry(self, error: Exception) -> bool:
-        """Returns whether to retry the request, after waiting for the delay before the retry."""
+        """Waits for the delay before the next retry and returns True; returns False if no retries are left."""
         from urllib3.exceptions import MaxRetryError
 
         retry = self.recipe.client.retrying.policy() if self._retry is None else self._retry

@@ -1,4 +1,4 @@
-//! Defines the argument and result types of the queue's methods.
+//! Defines the argument and result types of the methods of `OrderedQueue`.
 
 /// The number of a slot. Slots are numbered in the order of their reservation.
 pub type Slot = u64;

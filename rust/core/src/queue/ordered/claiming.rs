@@ -1,4 +1,4 @@
-//! Lets one thread submit items to the queue, which worker threads claim and process.
+//! Lets one thread submit items to an ordered queue, and lets worker threads claim and process these items.
 
 use std::time::Duration;
 
@@ -31,11 +31,11 @@ impl<T> OrderedQueue<T> {
     /// Claims submitted items in order. Returns empty lists if no item is available now, or None after the last item.
     ///
     /// A call claims the number of waiting items divided by `sharers`, but at least `least` and at most `most` items.
-    /// If `joins` returns false for an item, the call claims this item alone.
+    /// If `joins` returns false for an item, the call claims this item without any other item.
     ///
-    /// `take` copies or removes the part of an item that the worker needs. The bool that `take` returns is true if the
-    /// worker may change the item. `joins` and `take` must not call the queue, because the queue's lock is held while
-    /// they run.
+    /// `take` copies the data that a worker needs from an item, or moves the data out of the item, and returns the data
+    /// and whether the worker may change the item. `joins` and `take` must not call the queue, because the queue's lock
+    /// is held while they run.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
@@ -77,11 +77,11 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores an outcome for each claimed item. `complete` combines the part of an item that has stayed in the queue
-    /// with the part that the worker passes.
+    /// Stores an outcome for each claimed item. `complete` computes the outcome from the data that stayed in the queue
+    /// and the data that the worker passes.
     ///
-    /// Returns parts of items that the queue no longer needs, so that the caller drops them after the queue's lock is
-    /// released.
+    /// Returns the passed data of items that the queue has dropped, so that the caller drops these data after the
+    /// queue's lock is released.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -100,10 +100,10 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Puts claimed items back at the front of the queue. `restore` puts the worker's part back into an item.
+    /// Puts claimed items back at the front of the queue. `restore` moves the data that `claim_some` took into an item.
     ///
-    /// Returns parts of items that the queue no longer needs, so that the caller drops them after the queue's lock is
-    /// released.
+    /// Returns the passed data of items that the queue has dropped, so that the caller drops these data after the
+    /// queue's lock is released.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();

@@ -300,7 +300,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Replaces the content of a slot, unless a worker is processing the slot. Returns the replaced content, or
-    /// `content` if the slot cannot be changed. The caller must drop the returned value.
+    /// `content` if the slot cannot be changed.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
         let pending = state.find(slot).and_then(|at| match &mut state.pending[at].phase {
