@@ -84,7 +84,7 @@ def test_a_rank_that_arrives_later_learns_of_an_exception_in_another_rank_s_loop
         (tmp_path / "left").touch()
         error = job.outcome(1)[0]
         assert isinstance(error, RanksLostError), error
-        assert "rank 0 of 2 gave up before: rank 0 of 2 left its loop" in str(error)
+        assert "rank 0 of 2 has stopped waiting: rank 0 of 2 left its loop" in str(error)
 
 
 def test_loaders_leave_no_threads_descriptors_or_groups(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ def test_a_warning_about_workers_for_which_ray_has_no_room_names_the_command_tha
     service = remote(1, timeout=3.0, ray_remote_args={"num_cpus": 3})  # the cluster has two processors
     with (
         DataLoader2(numbered(300), reading_service=service, stall_warning=0.5) as loader,
-        pytest.warns(StallWarning, match="which has not started yet: `ray status` shows whether the cluster has room"),
+        pytest.warns(StallWarning, match="which has not started yet: `ray status` shows whether the cluster has free"),
         pytest.raises(TimeoutError),
     ):
         list(loader)

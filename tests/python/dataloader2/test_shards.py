@@ -302,7 +302,7 @@ def test_the_state_of_rank_0_is_refused_by_others_within_an_epoch_and_begins_the
     state = of_ranks("shuffle", 2, workers, 3)[0][1]
     for ranks, here in (
         (2, "rank 1 of 2: load each rank's own"),
-        (1, "no rank of a distributed job"),
+        (1, "not a rank of a distributed job"),
         (3, r"rank \d of 3"),
     ):
         with pytest.raises(ValueError, match=f"saved by rank 0 of 2, and this is {here}"):

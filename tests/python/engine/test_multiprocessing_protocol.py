@@ -244,7 +244,7 @@ def test_an_epoch_cannot_begin_during_the_wait_for_an_item_and_the_loop_continue
             except RuntimeError as error:
                 errors.append(str(error))
 
-        with handling(begin, signal.SIGALRM), pytest.raises(RuntimeError, match="this epoch was left"):
+        with handling(begin, signal.SIGALRM), pytest.raises(RuntimeError, match="this epoch was ended"):
             iterator = iter(dl)
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             list(iterator)

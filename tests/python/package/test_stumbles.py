@@ -59,7 +59,7 @@ def test_a_lister_that_finds_nothing_names_an_existing_file(tmp_path: Path) -> N
     assert caught[0].filename == __file__
     for name in ("a.jpg", "b.jpg"):
         (tmp_path / name).touch()
-    words = r"^FileLister found no file that matches '\*\.JPG', but others, such as '.*[ab]\.jpg'$"
+    words = r"^FileLister found no file that matches '\*\.JPG', but other files, such as '.*[ab]\.jpg'$"
     for root in (tmp_path, tmp_path / "a.jpg"):
         with pytest.warns(UserWarning, match=words) as caught:
             assert list(FileLister(str(root), "*.JPG")) == []
@@ -243,7 +243,7 @@ def test_an_error_explains_where_to_define_a_function_that_is_below_the_main_gua
         """
     found = run(tmp_path, program)
     assert found.returncode == 1
-    assert "'half' is defined under `if __name__ == \"__main__\":`" in found.stderr
+    assert "'half' is defined inside `if __name__ == \"__main__\":`" in found.stderr
     assert "define it above, at the top level of the program" in found.stderr
 
 
@@ -262,7 +262,7 @@ def test_a_program_without_a_main_guard_gets_one_error_that_explains_it(tmp_path
     assert found.returncode == 1
     assert found.stderr.count("Traceback") == 1, found.stderr
     assert "bootstrapping" not in found.stderr
-    assert 'put what makes and reads the loader under `if __name__ == "__main__":`' in found.stderr
+    assert 'put the code that creates and reads the loader under `if __name__ == "__main__":`' in found.stderr
 
 
 def test_a_process_of_the_program_gets_the_same_error_and_exits(tmp_path: Path) -> None:

@@ -257,7 +257,7 @@ def test_only_the_last_part_of_a_server_s_file_name_is_used():
         assert client.title("link", response) == name
     for text in ('filename=".."', 'filename="a/"', 'filename="."', "filename*=UTF-8''a%00b", "filename*=UTF-8''%2E%2E"):
         response.headers = {"content-disposition": f"attachment; {text}"}
-        with pytest.raises(RuntimeError, match="GDriveReader finds no file name in the answer to .*'link'"):
+        with pytest.raises(RuntimeError, match="GDriveReader found no file name in the response to .*'link'"):
             client.title("link", response)
 
 

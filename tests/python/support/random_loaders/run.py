@@ -248,7 +248,7 @@ class Run:
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
             except RuntimeError as error:
-                if "the beginning of the next epoch was cut off" not in str(error):
+                if "the start of the next epoch was interrupted" not in str(error):
                     raise
                 raise Skipped("it is not known whether an epoch was left") from error
             self._leave_loader()
