@@ -162,7 +162,7 @@ fn a_child_exits_when_its_parent_is_killed() {
 }
 
 #[test]
-#[ignore = "played by a child process of another test"]
+#[ignore = "a child process of another test runs this"]
 fn middle_process() {
     let parent = std::process::id() as i32;
     // SAFETY: the child only starts a thread, prints, sleeps and exits. The child uses no lock of the parent.
@@ -176,7 +176,7 @@ fn middle_process() {
 }
 
 #[test]
-#[ignore = "played by child processes of other tests"]
+#[ignore = "child processes of other tests run this"]
 fn child_process() {
     let _watchdog = watchdog(60);
     match role().as_str() {

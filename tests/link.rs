@@ -178,7 +178,7 @@ fn processes_exchange_the_same_streams_in_either_direction() {
 }
 
 #[test]
-#[ignore = "played by child processes of other tests"]
+#[ignore = "child processes of other tests run this"]
 fn child_process() {
     let _watchdog = watchdog(60);
     let (link, bells) = inherited();

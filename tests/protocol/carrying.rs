@@ -222,7 +222,7 @@ fn a_worker_on_another_machine_is_resumed_and_replaced() {
 }
 
 #[test]
-#[ignore = "takes ten minutes: by hand, as the others"]
+#[ignore = "takes ten minutes: run it by hand, as shown in main.rs"]
 fn a_worker_on_another_machine_is_resumed_twice_and_called_between_snapshots() {
     let one = Setting { epochs: 1, snapshots: 2, ..carried(1, &[1, 1]) };
     holds("resumes twice", &Setting { resumes: 2, ..one.clone() });

@@ -109,7 +109,7 @@ fn a_worker_on_another_machine_that_reads_dispatched_items_is_replaced() {
 }
 
 #[test]
-#[ignore = "takes four minutes: by hand, as the others"]
+#[ignore = "takes four minutes: run it by hand, as shown in main.rs"]
 fn items_are_dispatched_to_a_worker_on_another_machine_for_all_events() {
     let one = Setting { snapshots: 1, ..dispatched(1, &[1]) };
     let replaced = Setting { restarts: true, exits: 1, ..one.clone() };

@@ -228,7 +228,7 @@ NO_RANK_0 = "rank 0 of 3 sent no message and must have exited or been disconnect
 )
 def test_when_a_rank_is_cut_off_all_fail_within_the_time_out(cut: str, tmp_path: Path) -> None:
     if not runs_networks():
-        pytest.skip("networks of one's own are not allowed here, or iproute2 is missing")
+        pytest.skip("this machine does not allow network namespaces, or lacks iproute2")
     body = """
     def pace(item):
         if item >= 12:

@@ -285,7 +285,7 @@ def test_an_abandoned_loop_counts_if_items_of_a_later_loop_are_read() -> None:
     assert next(again) == 0
     assert group.votes.count(_LEFT) == 1, "the other ranks end their loops, too"
     del pipe
-    assert next(again) == 1, "the iterator keeps its pipe"
+    assert next(again) == 1, "the iterator keeps its pipe alive"
     assert group.votes.count(_LEFT) == 1
     del again
     assert _last_vote(group) == -2

@@ -109,7 +109,7 @@ test_wrong_options_of_a_service_on_ray_are_refused_by_name = refuses(
     (lambda: RayReadingService("auto"), TypeError, "num_workers"),  # type: ignore[arg-type]
     (lambda: RayReadingService(0), ValueError, "num_workers"),
     (lambda: RayReadingService(2, on_timeout="restart"), ValueError, "on_timeout='restart' needs a timeout"),
-    (lambda: RayReadingService(2, ray_remote_args={"lifetime": 1}), ValueError, "must not have 'lifetime'"),
+    (lambda: RayReadingService(2, ray_remote_args={"lifetime": 1}), ValueError, "must not contain 'lifetime'"),
 )
 
 

@@ -455,7 +455,7 @@ def test_an_epoch_that_is_replayed_up_to_the_state_has_its_shards(workers: int) 
         reading = iter(run)
         head = [next(reading) for _ in range(3)]
     state = saved(run)
-    assert state["iteration_state"]["workers"] is None, "the state is of the epoch's beginning and a count"
+    assert state["iteration_state"]["workers"] is None, "the state holds no positions of workers, only a count"
     [whole] = epochs_of(begun(loader(2)), 1)
     assert resumed(loader(workers), state) == [whole[3:]]
     assert head == whole[:3]

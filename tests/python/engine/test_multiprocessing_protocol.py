@@ -67,7 +67,7 @@ def test_the_main_process_keeps_sleeping_while_other_workers_than_the_next_one_s
         release.touch()
         thread.join()
     assert items == list(range(200))
-    assert woken < 23, "units that are no items wake main, and few others"
+    assert woken < 23, "few items wake the main process"
 
 
 def test_abandoned_epochs_leave_nothing_in_the_next():

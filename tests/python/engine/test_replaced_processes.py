@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="both need PyTorch")
+pytest.importorskip("torch", reason="nodes and StatefulDataLoader need PyTorch")
 
 from families import Mapped
 from hanging import WAYS, Hanging, kill_only_hung

@@ -16,8 +16,8 @@ import pytest
 from needing import needs
 
 Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
-pytest.importorskip("simplejpeg", reason="the tests compare both decoders")
-needs("sklearn", "it ships the photographs")
+pytest.importorskip("simplejpeg", reason="the tests compare the decoders of simplejpeg and Pillow")
+needs("sklearn", "the tests decode its sample photographs")
 
 from PIL import ImageOps  # noqa: E402
 
@@ -38,7 +38,7 @@ def decoder(library: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def no_pillow(*args: Any) -> Any:
-    raise AssertionError("Pillow was asked")
+    raise AssertionError("Pillow was used")
 
 
 def differs(one: Any, other: Any) -> int:

@@ -244,7 +244,7 @@ def test_an_error_explains_where_to_define_a_function_that_is_below_the_main_gua
     found = run(tmp_path, program)
     assert found.returncode == 1
     assert "'half' is defined inside `if __name__ == \"__main__\":`" in found.stderr
-    assert "define it above, at the top level of the program" in found.stderr
+    assert "define the name above the block, at the top level of the program" in found.stderr
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

@@ -405,8 +405,8 @@ def plan_of(seed: int, options: argparse.Namespace) -> Plan | None:
 
 
 def more(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plans", type=json.loads, help="jobs of one's own, as JSON")
-    parser.add_argument("--results", help="a file for a line of JSON on each job")
+    parser.add_argument("--plans", type=json.loads, help="jobs to run instead of random jobs, as JSON")
+    parser.add_argument("--results", help="write a line of JSON for each job to this file")
 
 
 @contextlib.contextmanager

@@ -100,7 +100,7 @@ def check(judge: Any, seed: int, method: str) -> None:
     found = judge.phase(program, "whole", method=method)
     killed = judge.phase(program, "whole", exits=seed, method=method)
     if different := difference(killed["epochs"], found["epochs"], program.in_order):
-        raise Wrong(f"with exits: {different}")
+        raise Wrong(f"with exits of workers: {different}")
     verdict = judge.judge(seed, found, exits=seed + 1, method=method)
     if verdict.shown:
-        raise Wrong(f"with exits: {verdict.shown}")
+        raise Wrong(f"with exits of workers: {verdict.shown}")

@@ -72,7 +72,7 @@ class StatefulJudge(Judge):
         if program.later_batch is not None:
             expected = in_batches(expected, program.later_batch)
         if different := difference(rest, expected, program.in_order):
-            raise Wrong(f"behind the state: {different}")
+            raise Wrong(f"after the state: {different}")
         compared = 1 if program.is_shared_again else None
         check_skipped(program, resumed["skipped"][:compared], skipped[next_epoch:][:compared])
         if program.compared_with_torch and program.has_torch_s_order:
@@ -88,7 +88,7 @@ def in_batches(epochs: list[Any], size: int) -> list[Any]:
 
 def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> None:
     if found != expected and (program.in_order or not program.breaks):
-        raise Wrong(f"skipped {found}, and not {expected}")
+        raise Wrong(f"skipped {found} instead of {expected}")
 
 
 def of_states(verdicts: list[Verdict]) -> list[str]:
