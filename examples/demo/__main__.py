@@ -162,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     training, testing = data.write_photographs(options.data_dir, options.photographs)
     print(
         f"{options.photographs} photographs (JPEG, 640 x 427) in {data.PHOTOGRAPH_SHARDS} tar shards, decoded, cropped "
-        f"and mirrored by {options.workers} workers; the model learns to distinguish {', '.join(_CLASSES)}"
+        f"and mirrored by {options.workers} workers; the model learns to distinguish {' from '.join(_CLASSES)}"
     )
     model = train.Softmax(pixels=train.FEATURES, classes=len(_CLASSES), rate=0.05)
     verdict = _train(training, options, model)
