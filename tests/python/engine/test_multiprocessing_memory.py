@@ -205,7 +205,7 @@ def test_an_error_names_the_remedy_for_a_full_tmpdir(tmp_path):
         """,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.match(r"28 .*no room for \d+ bytes of shared memory .*small.*TMPDIR", done.stdout), done.stdout
+    assert re.match(r"28 .*no space for \d+ bytes of shared memory .*small.*TMPDIR", done.stdout), done.stdout
 
 
 SHORT_OF_MEMORY = """

@@ -32,7 +32,7 @@ def of_the_code() -> list[tuple[str, str]]:
     return [
         (
             'workers that `num_workers="auto"` starts',
-            f"the number of cores less one, but at least {choosing.LEAST} and at most {choosing.MOST}",
+            f"the number of cores minus 1, but at least {choosing.LEAST} and at most {choosing.MOST}",
         ),
         (
             "items that are prefetched by default",

@@ -85,11 +85,11 @@ def unknowable(program: Any) -> str:
     if program.seeds == "none":
         return "each run has other random numbers"
     if program.dataset == "OwnNoise":
-        return "the data set draws from a generator of its own and tells no state"
+        return "the dataset draws from its own generator, but has no state"
     if program.dataset == "PlainEpochs" and program.persistent:
-        return "the data set counts its epochs and tells no state"
+        return "the dataset counts its epochs, but has no state"
     if program.dataset in ("Counting", "Noisy", "NoisyCounting", "OwnNoiseKept") and not program.in_order:
-        return "out of order, time decides which worker reads a sample"
+        return "with in_order=False, the timing decides which worker reads a sample"
     return ""
 
 

@@ -58,7 +58,7 @@ class StatefulJudge(Judge):
         except Wrong as wrong:
             if program.later_batch is None or "or save a state between two epochs" not in str(wrong):
                 raise
-            verdict.unknowable = "the place is a number of batches, which is refused by name"
+            verdict.unknowable = "the position is a number of batches, so the state cannot be loaded"
             return
         rest = resumed["epochs"]
         expected = whole[next_epoch:]
@@ -78,7 +78,7 @@ class StatefulJudge(Judge):
         if program.compared_with_torch and program.has_torch_s_order:
             theirs = self.phase(program, "torch")["epochs"]
             different = difference(whole, theirs, program.in_order)
-            verdict.unlike = different and f"torch's own loader gives others: {different}"
+            verdict.unlike = different and f"torch's loader yields other samples: {different}"
 
 
 def in_batches(epochs: list[Any], size: int) -> list[Any]:
@@ -98,7 +98,7 @@ def of_states(verdicts: list[Verdict]) -> list[str]:
     return [
         f"  epochs of torch's loader: {sum(not one.unlike for one in torch)} of {len(torch)}",
         f"  states that are JSON: {sum(one['json'] for one in shown)} of {len(shown)},"
-        f" that are alike when asked for twice: {sum(one['alike'] for one in shown)},"
+        f" that are equal when requested twice: {sum(one['alike'] for one in shown)},"
         f" bytes in the median: {statistics.median(sizes):.0f}, at most {max(sizes)}",
     ]
 
