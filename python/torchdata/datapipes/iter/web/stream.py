@@ -225,7 +225,7 @@ class _Body(io.RawIOBase):
             if not dropped:
                 raise RuntimeError(
                     f"{self.recipe.client.pipe} cannot continue to read {shown(self.name)} at byte {self.position}, "
-                    f"because the file has changed: it ends {self._early} bytes earlier; start the epoch again"
+                    f"because the file has changed: it ends {self._early} bytes before that byte; start the epoch again"
                 )
             self._early -= len(dropped)
         return self._arrived(most, whole)
