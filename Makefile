@@ -130,7 +130,7 @@ endif
 	  > $(STAMPS)/requirements.txt
 	$(PIP) install --quiet --requirement $(STAMPS)/requirements.txt
 ifeq ($(TORCH),cpu)
-	$(TORCH_INSTALL) || { echo "error: no PyTorch from $(or $(TORCH_WHEEL),$(TORCH_CPU_INDEX)): $(TORCH_ADVICE), or make TORCH=none" >&2; exit 1; }
+	$(TORCH_INSTALL) || { echo "error: PyTorch could not be installed from $(or $(TORCH_WHEEL),$(TORCH_CPU_INDEX)): $(TORCH_ADVICE), or make TORCH=none" >&2; exit 1; }
 else ifneq ($(TORCH),none)
 	$(TORCH_INSTALL) \
 	  || echo "warning: PyTorch could not be installed; tests that need it will be skipped. To have it, rm $@ and $(TORCH_ADVICE)" >&2

@@ -23,7 +23,7 @@ fn queue_between_threads(capacity: usize, items: u64) -> Duration {
         let queue = Arc::clone(&queue);
         move || {
             for item in 0..items {
-                let Reserve::Granted(slot) = queue.reserve(WAIT) else { panic!("no room in time") };
+                let Reserve::Granted(slot) = queue.reserve(WAIT) else { panic!("no slot was granted in time") };
                 queue.put(slot, Outcome::Item(item));
             }
             queue.append(Outcome::End(None));

@@ -70,7 +70,7 @@ fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     };
     while !way.there.put(&frame.head, &slices).unwrap() {
         take(&mut way.consumer);
-        assert!(way.there.has_room(), "all was taken, and all given back");
+        assert!(way.there.has_room(), "all messages were received and acknowledged");
     }
     take(&mut way.consumer);
     words
@@ -165,7 +165,7 @@ fn words_arrive_at_once_although_earlier_units_are_pending() {
     let words = carry(&mut way, 0, &mut taken).expect("no unit is taken");
     assert!(taken.is_empty() && way.here.has_news(true) && !way.here.has_news(false));
     way.there.put_words(words);
-    assert_eq!(carry(&mut way, 1, &mut taken), None, "they are given once");
+    assert_eq!(carry(&mut way, 1, &mut taken), None, "they are passed only once");
     assert_eq!(carry(&mut way, 1 << 20, &mut taken), None);
     assert_eq!(taken.len(), 3);
     assert!(!way.here.has_news(true));
@@ -238,12 +238,12 @@ fn idle_pages_return_to_the_system_and_pages_of_blocks_stay() {
     assert_eq!(tidy(2), Ok(true));
     assert!(resident() >= 3 * LEN, "pages that were in use recently stay");
     assert_eq!(tidy(6), Ok(true));
-    assert!((LEN..LEN + (4 << 20)).contains(&resident()), "{} bytes are left of {LEN}", resident());
+    assert!((LEN..LEN + (4 << 20)).contains(&resident()), "{} bytes of {LEN} remain", resident());
     // SAFETY: the block has `LEN` bytes, which stay valid until the block is dropped.
     let kept = unsafe { std::slice::from_raw_parts(second.as_mut_ptr(), LEN) };
     assert!(kept.iter().all(|&byte| byte == 2), "an allocated block lost bytes");
     let again = block(4);
-    assert_eq!(again.offset(), 0, "the lowest offset, as before");
+    assert_eq!(again.offset(), 0, "the block has the lowest offset again");
     drop((again, second));
     assert_eq!((tidy(10), tidy(14)), (Ok(true), Ok(false)));
     assert!(resident() < 4 << 20 && !arena.is_untidy());

@@ -117,7 +117,7 @@ fn every_violation_of_the_layout_is_detected() {
         sender.end.push_item(ITEM, &[Part::Block(block.into())], b"12345678").unwrap();
         Raw::new(&link).u32(RING + offset).store(value, Relaxed);
         assert!(receiver.poll().is_err(), "{what}");
-        assert!(receiver.poll().is_err(), "{what}, asked again");
+        assert!(receiver.poll().is_err(), "{what}, second poll");
     }
     for (what, offset, value) in [
         ("a tail that ran away", TAIL, seal(1 << 40)),
@@ -137,7 +137,7 @@ fn every_violation_of_the_layout_is_detected() {
     Raw::new(&link).u64(HEAD).store(seal(8), Relaxed);
     assert!(sender.end.blocks_in_flight().is_err(), "a head ahead of the tail");
     Raw::new(&link).u64(RETURN_TAIL).store(seal(1), Relaxed);
-    assert!(sender.end.arena().reclaim().is_err(), "a block came back that was not sent");
+    assert!(sender.end.arena().reclaim().is_err(), "a block was returned that was not sent");
     assert!(sender.end.allocate(1).is_err());
 }
 

@@ -37,7 +37,7 @@ fn item(index: u64) -> Item {
 fn crash() -> ! {
     // SAFETY: `raise` only takes a number and accesses no memory.
     unsafe { libc::raise(libc::SIGKILL) };
-    unreachable!("SIGKILL cannot be survived")
+    unreachable!("no process survives SIGKILL")
 }
 
 fn crash_at(point: &str) -> ! {
@@ -80,7 +80,7 @@ fn drain_until_exit(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
     loop {
         // The exit is checked before the messages, so that no message published before the exit is missed.
         let exited = watch.exited();
-        while let Some((_, unit)) = receiver.poll().expect("a death does not corrupt") {
+        while let Some((_, unit)) = receiver.poll().expect("the exit of a process corrupts nothing") {
             arrived.push(unit);
         }
         if exited {
@@ -134,7 +134,7 @@ fn an_exit_is_detected_and_a_running_process_is_not_reported() {
     assert!(watch.wait(Duration::from_secs(25)));
     assert!(watch.exited(), "a zombie has exited");
     assert_eq!(child.0.wait().unwrap().signal(), Some(libc::SIGKILL));
-    assert!(watch.exited(), "so has a process that was reaped");
+    assert!(watch.exited(), "a reaped process has exited");
     for number in [0, -1] {
         assert!(Watch::open(number).is_err(), "no process has the number {number}");
     }
@@ -162,7 +162,7 @@ fn a_child_exits_when_its_parent_is_killed() {
 }
 
 #[test]
-#[ignore = "played by a child process of another test"]
+#[ignore = "a child process of another test runs this"]
 fn middle_process() {
     let parent = std::process::id() as i32;
     // SAFETY: the child only starts a thread, prints, sleeps and exits. The child uses no lock of the parent.
@@ -176,7 +176,7 @@ fn middle_process() {
 }
 
 #[test]
-#[ignore = "played by child processes of other tests"]
+#[ignore = "child processes of other tests run this"]
 fn child_process() {
     let _watchdog = watchdog(60);
     match role().as_str() {

@@ -24,7 +24,7 @@ fn halved_samples_are_means_of_their_pairs() {
     assert_eq!(
         resized(pixels, region(1.0, 0.0, 2.0, 1.0), target(1, 1)),
         Ok(vec![30]),
-        "what is cut away does not count"
+        "pixels outside of the crop have no effect"
     );
 }
 

@@ -61,7 +61,7 @@ fn stream_between_threads(config: LinkConfig, items: &[Item], window: u64, keep:
                 late.swap_remove(random.below(late.len() as u64) as usize);
             }
         }
-        assert!(receiver.receive().unwrap().is_none(), "more came than was sent");
+        assert!(receiver.receive().unwrap().is_none(), "more items arrived than were sent");
         for (arrived, expected) in kept.iter().chain(&late) {
             assert!(arrived.item() == **expected, "a leased buffer changed while it was held");
         }
@@ -107,9 +107,9 @@ fn units_of_every_length_wrap_at_every_position_of_the_ring() {
                 rest -= step;
             }
             let expected = item_of(len, &[]).inline;
-            assert_eq!(producer.push(7, &[], &expected), Ok(Push::Done), "place {start}, length {len}");
-            assert!(consumer.take(&mut unit).unwrap(), "the unit behind the pad");
-            assert_eq!((unit.kind, &unit.payload), (7, &expected), "place {start}, length {len}");
+            assert_eq!(producer.push(7, &[], &expected), Ok(Push::Done), "offset {start}, length {len}");
+            assert!(consumer.take(&mut unit).unwrap(), "the message after the padding");
+            assert_eq!((unit.kind, &unit.payload), (7, &expected), "offset {start}, length {len}");
             assert!(!consumer.readable().unwrap());
         }
     }
@@ -178,7 +178,7 @@ fn processes_exchange_the_same_streams_in_either_direction() {
 }
 
 #[test]
-#[ignore = "played by child processes of other tests"]
+#[ignore = "child processes of other tests run this"]
 fn child_process() {
     let _watchdog = watchdog(60);
     let (link, bells) = inherited();
@@ -308,7 +308,7 @@ fn a_block_sent_twice_is_free_only_when_both_leases_are_dropped() {
     let mut buffers = arrived.buffers.into_iter();
     drop(buffers.next());
     sender.end.arena().reclaim().unwrap();
-    assert_eq!(sender.end.arena().usage().blocks, 1, "the second lease is alive");
+    assert_eq!(sender.end.arena().usage().blocks, 1, "the second lease still exists");
     drop(buffers.next());
     sender.end.arena().reclaim().unwrap();
     assert_eq!(sender.end.arena().usage().blocks, 0);
@@ -409,9 +409,9 @@ fn a_consumer_continues_over_the_link_of_a_new_producer_and_keeps_its_leases() {
     }
     assert_eq!(successor.end.permit(), Ok(Permit::Now));
     for (number, arrived) in kept.iter().enumerate() {
-        assert!(arrived.item() == item_of(number, &[4096]), "its memory went with its producer");
+        assert!(arrived.item() == item_of(number, &[4096]), "the memory was freed with its producer");
     }
-    assert!(matches!(link.consumer_after(&receiver.end), Err(OpenError::Taken(_))), "one consumer has it");
+    assert!(matches!(link.consumer_after(&receiver.end), Err(OpenError::Taken(_))), "this end is taken already");
 }
 
 #[test]
@@ -449,7 +449,7 @@ fn items_wake_a_sleeper_that_wants_them_and_all_other_units_do_anyway() {
             sender.send(&item_of(1, &[])).unwrap();
             sender.end.flush();
             if !wanted {
-                assert_eq!(sender.end.flow().wakes.load(Ordering::Relaxed), 0, "nobody waits for items of this link");
+                assert_eq!(sender.end.flow().wakes.load(Ordering::Relaxed), 0, "no process waits for this link");
                 sender.send_end().unwrap();
             }
         });
@@ -512,7 +512,7 @@ fn a_forked_child_returns_no_blocks_and_leases() {
         }
     }
     sender.end.arena().reclaim().unwrap();
-    assert_eq!(sender.end.arena().usage().blocks, 2, "the parent still holds both");
+    assert_eq!(sender.end.arena().usage().blocks, 2, "the parent still has both leases");
     assert!(arrived.unwrap().1.item() == item_of(0, &[5000]));
     drop(block);
     sender.end.arena().reclaim().unwrap();

@@ -148,7 +148,7 @@ fn two_sleepers_on_one_bell_are_both_woken() {
             shared.0.ring();
         }
         sleepers.into_iter().for_each(|sleeper| sleeper.join().unwrap());
-        assert!(!shared.0.bell.has_sleeper(), "who has left is not counted");
+        assert!(!shared.0.bell.has_sleeper(), "a thread that has left is not counted");
     });
 }
 

@@ -33,9 +33,9 @@ impl Shared {
             let slot = match self.queue.reserve(EVER) {
                 Reserve::Granted(slot) => slot,
                 Reserve::Closed => return,
-                Reserve::TimedOut => unreachable!("it has all the time there is"),
+                Reserve::TimedOut => unreachable!("the wait has no time limit"),
             };
-            assert_eq!(self.making.fetch_add(1, Ordering::Relaxed), 0, "one at a time is at the source");
+            assert_eq!(self.making.fetch_add(1, Ordering::Relaxed), 0, "only one thread reads the source at a time");
             let item = self.made.load(Ordering::Relaxed);
             self.made.store(item + 1, Ordering::Relaxed);
             self.making.store(0, Ordering::Relaxed);
@@ -65,7 +65,7 @@ impl Shared {
             let slot = reserved.take().or_else(|| match self.queue.reserve(EVER) {
                 Reserve::Granted(slot) => Some(slot),
                 Reserve::Closed => None,
-                Reserve::TimedOut => unreachable!("it has all the time there is"),
+                Reserve::TimedOut => unreachable!("the wait has no time limit"),
             });
             let Some(slot) = slot else { return };
             if item == count {
@@ -95,7 +95,7 @@ impl Shared {
     fn hold(&self) {
         let held = hold(&self.queue);
         assert!(self.queue.wait_idle(EVER));
-        assert_eq!(self.making.load(Ordering::Relaxed), 0, "it stands still");
+        assert_eq!(self.making.load(Ordering::Relaxed), 0, "the threads are paused");
         drop(held);
     }
 
@@ -169,7 +169,7 @@ fn out_of_order_the_end_follows_all_items_taken_before_it() {
 #[test]
 fn after_an_error_of_the_source_workers_wait_until_the_consumer_has_received_it() {
     let fail = |it: &Shared| {
-        let Reserve::Granted(slot) = it.queue.reserve(EVER) else { unreachable!("nobody has closed") };
+        let Reserve::Granted(slot) = it.queue.reserve(EVER) else { unreachable!("the queue is open") };
         it.queue.put(slot, Outcome::Break(7));
         it.produce(1);
     };

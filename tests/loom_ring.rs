@@ -72,7 +72,7 @@ fn consume(ring: &Ring, count: u64, at_once: u64) {
         }
         cursor.release(&ring.head, available);
     }
-    assert_eq!(cursor.available(&ring.tail), Ok(0), "more came than was sent");
+    assert_eq!(cursor.available(&ring.tail), Ok(0), "more items arrived than were sent");
 }
 
 fn check(capacity: u64, lens: &'static [u64], at_once: u64) {
@@ -119,6 +119,6 @@ fn a_cursor_outside_the_ring_is_detected_on_either_side() {
         assert_eq!(far, Err(Corrupted("a producer's cursor is outside the ring")), "a tail further than the capacity");
         assert_eq!(consumer.available(&shared(seal(4))), Ok(4));
         assert!(consumer.check(&shared(BIRTH)).is_ok());
-        assert!(consumer.check(&shared(seal(4))).is_err(), "a head that something else wrote");
+        assert!(consumer.check(&shared(seal(4))).is_err(), "a head that another writer has overwritten");
     });
 }

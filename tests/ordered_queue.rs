@@ -26,7 +26,7 @@ const LONG: Duration = Duration::from_secs(20);
 fn eventually(condition: impl Fn() -> bool) {
     let deadline = Instant::now() + LONG;
     while !condition() {
-        assert!(Instant::now() < deadline, "the condition did not come true in time");
+        assert!(Instant::now() < deadline, "the condition was not met in time");
         thread::yield_now();
     }
 }
@@ -130,7 +130,7 @@ fn after_an_error_of_the_source_no_item_is_taken_until_the_consumer_has_received
         queue.leave_source(first);
         push(&queue, Outcome::Break(BROKEN));
         assert_eq!(queue.reserve(NOW), Reserve::TimedOut);
-        assert_eq!(queue.pop(NOW), Pop::TimedOut, "it comes behind what was taken before");
+        assert_eq!(queue.pop(NOW), Pop::TimedOut, "it comes after the items that were taken before");
         queue.put(first, Outcome::Item(1));
         assert_eq!(queue.pop(NOW), Pop::Item(1));
         assert_eq!(queue.reserve(NOW), Reserve::TimedOut);
@@ -152,7 +152,7 @@ fn one_worker_at_a_time_uses_the_source_and_a_skipped_slot_makes_room() {
     push(&queue, Outcome::Item(3));
     assert_eq!(queue.reserve(NOW), Reserve::TimedOut, "full");
     queue.skip(first);
-    assert_eq!(queue.pop(NOW), Pop::Item(3), "who waited for the skipped slot is next");
+    assert_eq!(queue.pop(NOW), Pop::Item(3), "the item after the skipped slot is next");
 }
 
 #[test]
@@ -185,7 +185,7 @@ fn a_hold_waits_for_the_current_item_until_its_timeout() {
     assert!(waiting.join().unwrap());
     assert!(queue.is_held());
     assert_eq!(queue.reserve(Duration::from_millis(5)), Reserve::TimedOut);
-    assert_eq!(queue.pop(NOW), Pop::Item(1), "what is buffered can be read while it is held");
+    assert_eq!(queue.pop(NOW), Pop::Item(1), "buffered items can be read while the queue is paused");
     assert_eq!(queue.pop(Duration::from_millis(5)), Pop::TimedOut);
     drop(held);
     reserved(&queue);
@@ -228,7 +228,7 @@ fn submitted_items_are_claimed_in_order_and_their_results_given_in_order() {
     (1..=3).for_each(|item| queue.submit(item));
     let (first, second) = (claimed(&queue, true), claimed(&queue, false));
     assert_eq!((first.1, second.1), (1, 2));
-    assert_eq!(queue.put(second.0, Outcome::Error(BROKEN)), Some(2), "the copy is given back");
+    assert_eq!(queue.put(second.0, Outcome::Error(BROKEN)), Some(2), "the copy is returned");
     let mut seen = Vec::new();
     queue.for_each(|_, view| {
         seen.push(match view {
@@ -255,7 +255,7 @@ fn a_hold_blocks_submitted_items_and_waits_for_items_that_workers_may_change() {
     assert!(!queue.wait_claimable(NOW));
     assert_eq!(queue.claim_some((1, 1), 1, |_| false, |&mut item| (item, true)), Some((vec![], vec![])));
     queue.put(changing, Outcome::Item(1));
-    assert!(queue.wait_idle(NOW), "the other item cannot be changed");
+    assert!(queue.wait_idle(NOW), "no thread can change the other item");
     let worker = thread::spawn({
         let queue = Arc::clone(&queue);
         move || queue.wait_claimable(LONG)
@@ -301,7 +301,7 @@ fn draining_a_closed_queue_is_not_an_end_for_a_consumer_that_has_not_received_it
     assert_eq!(queue.pop(NOW), Pop::Ended);
     queue.close();
     queue.drain();
-    assert_eq!(queue.pop(NOW), Pop::Ended, "it was met before");
+    assert_eq!(queue.pop(NOW), Pop::Ended, "the end was reached before");
 }
 
 #[test]
@@ -315,7 +315,7 @@ fn contents_are_replaced_unless_a_worker_uses_them() {
     let mut slots = Vec::new();
     queue.for_each(|slot, _| slots.push(slot));
     let former: Vec<_> = slots.iter().map(|&slot| queue.exchange(slot, 100)).collect();
-    assert_eq!(former, [0, 100, 2, 3], "the second is worked at, and the new content comes back");
+    assert_eq!(former, [0, 100, 2, 3], "the second item is being computed, so the new content is returned");
     assert_eq!(buffered(&queue), [100, 1, 100, 100]);
     queue.put(first, Outcome::Item(1));
     assert_eq!(queue.exchange(99, 7), 7);
@@ -341,7 +341,7 @@ fn waiting_removes_nothing_and_returns_whether_something_is_available() {
     push(&queue, Outcome::End(None));
     assert!(queue.wait_filled(NOW));
     assert_eq!(queue.try_pop(), Pop::Ended);
-    assert!(queue.wait_filled(NOW), "the end stays");
+    assert!(queue.wait_filled(NOW), "the queue remains ended");
 }
 
 #[test]

@@ -55,7 +55,7 @@ EXEMPT = {
     (
         "datapipes._pipe",
         "datapipes.datapipe",
-    ): "checks and the like know the two bases; which know some of the folder, no circle",
+    ): "modules such as checks import the two base modules, which import some of the folder, without a cycle",
 }
 
 _WIDTH, _ROW, _BOX, _GAP = 1120, 62, 30, 12
@@ -179,7 +179,7 @@ def picture() -> str:
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
-            "<title>The folders of the package, and what imports what</title>",
+            "<title>The folders of the package and their imports</title>",
             "<style>rect{fill:#dfe9fc;stroke:#5b8def}text{font:12px "
             "monospace;text-anchor:middle;fill:#223}path{stroke:#8888;fill:none;marker-end:url(#tip)}</style>",
             '<marker id="tip" viewBox="0 0 6 6" refX="5" refY="3" markerWidth="6" markerHeight="6" orient="auto">'
@@ -194,7 +194,7 @@ def picture() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where the picture is out of date")
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail if the picture is out of date")
     if not parser.parse_args().check:
         PAGE.write_text(picture(), encoding="utf-8")
     elif PAGE.read_text(encoding="utf-8") != picture():

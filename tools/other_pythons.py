@@ -159,7 +159,7 @@ def exchange_states(versions: list[Version], folder: Path) -> int:
         statuses.append(saver.run(python, *program, "save", file, cwd=TESTS / "support"))
     for saver in versions:
         for loader in versions:
-            print(f"CPython {loader.name} loads those of {saver.name}", flush=True)
+            print(f"CPython {loader.name} loads the states of {saver.name}", flush=True)
             file, python = folder / f"states-{saver.name}", loader.folder / "bin" / "python"
             statuses.append(loader.run(python, *program, "load", file, cwd=TESTS / "support"))
     return max(statuses)
@@ -175,22 +175,22 @@ def report(wanted: list[str], versions: list[Version]) -> None:
             print(f"  skipped {count}: {reason}")
         if version.left_out:
             print(f"  not installed: {', '.join(version.left_out)}")
-    print("not run on these versions: the other tests that start processes, which `make test` runs on one version")
+    print("other tests that start processes do not run on these versions; `make test` runs them on one version")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Runs tests on other versions of CPython.")
     parser.add_argument("--versions", nargs="+", default=["3.12", "3.13", "3.14", "3.15"], metavar="X.Y")
-    parser.add_argument("--torch", help="the requirement of PyTorch, with options of pip; it is not installed without")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".pythons", help="of the virtual environments")
+    parser.add_argument("--torch", help="the requirement for PyTorch, with pip's options (default: none)")
+    parser.add_argument("--folder", type=Path, default=ROOT / ".pythons", help="the folder of the virtual environments")
     parser.add_argument("--chroot", type=Path, default=ROOT / ".pythons" / "sid", help="a Debian with more versions")
     parser.add_argument("--states-only", action="store_true", help="only exchange states")
     parser.add_argument("wheel", type=Path)
-    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after `--`; if none, see above")
+    parser.add_argument("pytest", nargs="*", help="arguments for pytest, after `--` (default: see above)")
     options = parser.parse_args()
     versions = [found for name in options.versions if (found := find(name, options.chroot.resolve()))]
     if not versions:
-        print("error: none of these versions is installed; pyenv install one of them", file=sys.stderr)
+        print("error: none of these versions is installed; install one with pyenv", file=sys.stderr)
         return 1
     statuses = []
     folder = options.folder.resolve()

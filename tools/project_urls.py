@@ -30,7 +30,7 @@ def with_urls(pyproject: str, address: str) -> str:
     if not re.fullmatch(r"https://[\w.-]+(/[\w.-]+)+/?", address):
         raise ValueError(f"the address of a repository begins with https:// and has a path, but got {address!r}")
     if "urls" in tomllib.loads(pyproject)["project"]:
-        raise ValueError("pyproject.toml has a table [project.urls] already: remove it, or this step")
+        raise ValueError("pyproject.toml already has a table [project.urls]: remove the table, or do not run this step")
     lines = [f'{label} = "{address.rstrip("/")}{page}"' for label, page in PAGES.items()]
     table = "\n".join(["[project.urls]", *lines, "", ""])
     return pyproject.replace("[project.optional-dependencies]", f"{table}[project.optional-dependencies]", 1)
@@ -38,7 +38,7 @@ def with_urls(pyproject: str, address: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("address", help="the repository's, such as https://example.org/owner/name")
+    parser.add_argument("address", help="the address of the repository, such as https://example.org/owner/name")
     try:
         text = with_urls(PYPROJECT.read_text(encoding="utf-8"), parser.parse_args().address)
     except ValueError as error:

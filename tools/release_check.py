@@ -120,7 +120,7 @@ def check_licenses(wheel: Path) -> str:
     subprocess.run([sys.executable, "tools/third_party.py", "--check"], cwd=ROOT, check=True)
     archive = zipfile.ZipFile(wheel)
     notices = archive.read(next(one for one in archive.namelist() if one.endswith(NOTICES.name))).decode()
-    require(notices == NOTICES.read_text(encoding="utf-8"), f"{NOTICES.name} in the wheel is another one")
+    require(notices == NOTICES.read_text(encoding="utf-8"), f"{NOTICES.name} in the wheel differs")
     own = {"torchdata-core", "torchdata-py"}
     [bill] = [json.loads(archive.read(one)) for one in archive.namelist() if "/sboms/" in one]
     crates = {one["name"] for one in bill["components"]} - own
@@ -172,7 +172,7 @@ def check_installed(version: Version, package: Path, torch: str | None, folder: 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Checks what a release would consist of.")
+    parser = argparse.ArgumentParser(description="Checks the files of a release.")
     parser.add_argument("--version", help="the version to be released")
     parser.add_argument("--pythons", nargs="+", default=["3.11", "3.12", "3.13", "3.14", "3.15"], metavar="X.Y")
     parser.add_argument("--chroot", type=Path, default=ROOT / ".pythons" / "sid", help="a Debian with more versions")

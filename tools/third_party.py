@@ -26,7 +26,7 @@ _TARGETS = (
 
 _HEAD = """\
 The extension module of this package is compiled from its own sources and from those listed below, each by its
-authors and under its licence. Besides, it holds parts of Rust's standard library (MIT OR Apache-2.0).
+authors and under its licence. It also contains parts of Rust's standard library (MIT OR Apache-2.0).
 """
 
 
@@ -66,7 +66,7 @@ def notices() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="fail where the file is not as it would be written")
+    parser.add_argument("--check", action="store_true", help="write nothing, and fail if the file is out of date")
     content = notices()
     if parser.parse_args().check:
         if not NOTICES.exists() or NOTICES.read_text(encoding="utf-8") != content:

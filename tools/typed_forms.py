@@ -180,9 +180,9 @@ class Form:
         tree = ast.parse(_expression(items), mode="eval")
         if self.made:
             made = ast.parse(self.made, mode="eval").body
-            assert isinstance(made, ast.Subscript), f"{maker}: `self` of an overload has the class's items"
+            assert isinstance(made, ast.Subscript), f"{maker}: `self` of an overload must have the class's item type"
             variables = [variable.__name__ for variable in maker.__parameters__]
-            assert len(variables) == 1, f"{maker}: overloads are read of classes with one variable"
+            assert len(variables) == 1, f"{maker}: overloads need a class with one type variable"
             tree = _Renamed(lambda name: ast.unparse(made.slice) if name in variables else name).visit(tree)
         # A type becomes Any if it contains a type variable that is undetermined.
         open_ended = any(self.variables.get(node.id) == "Any" for node in ast.walk(tree) if isinstance(node, ast.Name))
@@ -272,7 +272,7 @@ def _base_of(cls: Any) -> tuple[Any, Any]:
             if isinstance(items, typing.TypeVar):
                 return root, arguments.get(items, Any)
             return root, Any if getattr(items, "__parameters__", ()) else items
-    raise TypeError(f"{cls} is no pipe")
+    raise TypeError(f"{cls} is not a pipe class")
 
 
 def _expression(items: Any) -> str:

@@ -192,15 +192,15 @@ def complain(workload: Workload, contender: Contender, what: str) -> None:
 def arguments() -> argparse.Namespace:
     names = [workload.name for workload in WORKLOADS] + ["memory"]
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--wheels", type=Path, help="folder that may hold a wheel of torch")
-    parser.add_argument("--upstream-python", type=Path, help="Python that has upstream and torch already")
-    parser.add_argument("--stateful-python", type=Path, help="Python that has torchdata 0.11 and torch already")
-    parser.add_argument("--quick", action="store_true", help="one repetition instead of five, shorter windows")
-    parser.add_argument("--only", action="append", choices=names, help="this workload alone; may be repeated")
+    parser.add_argument("--wheels", type=Path, help="a folder that may contain a wheel of torch")
+    parser.add_argument("--upstream-python", type=Path, help="a Python with torchdata 0.9 and torch")
+    parser.add_argument("--stateful-python", type=Path, help="a Python with torchdata 0.11 and torch")
+    parser.add_argument("--quick", action="store_true", help="measure once instead of five times, and shorter")
+    parser.add_argument("--only", action="append", choices=names, help="measure only this workload; may be repeated")
     parser.add_argument(
-        "--before", type=Path, help="python/ of an earlier state of this project, to compare with it alone"
+        "--before", type=Path, help="the folder python/ of an earlier version of this project; only compare with it"
     )
-    parser.add_argument("--repetitions", type=int, help="runs of every contender")
+    parser.add_argument("--repetitions", type=int, help="the number of runs of each contender")
     return parser.parse_args()
 
 
@@ -209,7 +209,7 @@ def installed(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Pat
     try:
         return environment.upstream_python(home, packages, wheels)
     except (OSError, subprocess.CalledProcessError) as error:
-        print(f"! no torch and no {packages[0]} in this run: {error}", file=sys.stderr)
+        print(f"! torch and {packages[0]} are missing in this run: {error}", file=sys.stderr)
         return None
 
 
@@ -236,7 +236,7 @@ def main() -> None:
     cores, load = os.cpu_count(), os.getloadavg()[0]
     print(f"{WORKERS} workers, medians of {repetitions}, {cores} cores, load {load:.1f} before the run")
     if load > 0.5:
-        print("! others use this machine: where cores are short (JPEG, start-up), ratios mean little")
+        print("! other programs use this machine: the ratios of JPEG and start-up rows are unreliable")
     for workload in chosen:
         report.workload(workload, harness.compare(workload, repetitions))
     if not before and (not asked.only or "memory" in asked.only):

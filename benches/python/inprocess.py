@@ -212,8 +212,8 @@ def seconds(make: Callable[[], Iterable[Any]]) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--items", type=int, default=100_000, help="ints in the source (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=9, help="runs of each side (%(default)s)")
+    parser.add_argument("--items", type=int, default=100_000, help="ints in the source (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=9, help="runs of each side (default: %(default)s)")
     parser.add_argument("--bare", action="store_true", help="the plain side reads the ints without a generator")
     arguments = parser.parse_args()
     items = list(range(arguments.items))

@@ -271,7 +271,7 @@ def torchs(make: Make) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="a word in the names of the shapes to measure")
+    parser.add_argument("--only", default="", help="measure only shapes with this word in their names")
     parser.add_argument("--repetitions", type=int, default=3)
     asked = parser.parse_args()
     chosen = {name: make for name, make in shapes().items() if asked.only in name}

@@ -118,13 +118,13 @@ def run(until: float) -> tuple[Events, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
-    parser.add_argument("--settle", type=float, default=5.0, help="minutes after which the memory is first compared")
+    parser.add_argument("--settle", type=float, default=5.0, help="the minutes before the memory is first compared")
     asked = parser.parse_args()
     warnings.simplefilter("ignore", RuntimeWarning)  # each restart causes a RuntimeWarning
     events, epochs = run(time.monotonic() + 60 * asked.minutes)
     settled = [size for seconds, *size in events.samples if seconds >= 60 * asked.settle]
     if len(settled) < 2 * SAMPLES:
-        print(f"only {len(settled)} measurements after {asked.settle:g} minutes: let it run longer")
+        print(f"only {len(settled)} measurements after {asked.settle:g} minutes: run it longer")
         return 2
     for seconds, size, own in events.samples[:: max(1, len(events.samples) // 20)]:
         print(f"  {seconds:6.0f} s {size / 1e6:7.1f} MB, main {own / 1e6:6.1f}")

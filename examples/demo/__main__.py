@@ -38,12 +38,14 @@ def _arguments(arguments: list[str] | None) -> argparse.Namespace:
         "torch is installed; kills a worker; stops in the middle of an epoch and resumes. Exits 1 if anything falls "
         "short.",
     )
-    parser.add_argument("--data-dir", type=Path, default=cache, help="where the shards are kept (%(default)s)")
+    parser.add_argument("--data-dir", type=Path, default=cache, help="the folder for the shards (default: %(default)s)")
     parser.add_argument("--epochs", type=_positive, default=3, help="(%(default)s)")
     parser.add_argument("--batch-size", type=_positive, default=16, help="(%(default)s)")
     parser.add_argument("--workers", type=_positive, default=2, help="worker processes (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="(%(default)s)")
-    parser.add_argument("--photographs", type=_positive, default=480, help="JPEG files for training (%(default)s)")
+    parser.add_argument(
+        "--photographs", type=_positive, default=480, help="JPEG files for training (default: %(default)s)"
+    )
     return parser.parse_args(arguments)
 
 
@@ -160,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
     training, testing = data.write_photographs(options.data_dir, options.photographs)
     print(
         f"{options.photographs} photographs (JPEG, 640 x 427) in {data.PHOTOGRAPH_SHARDS} tar shards, decoded, cropped "
-        f"and mirrored by {options.workers} workers; the model learns to tell {' from '.join(_CLASSES)}"
+        f"and mirrored by {options.workers} workers; the model learns to distinguish {' from '.join(_CLASSES)}"
     )
     model = train.Softmax(pixels=train.FEATURES, classes=len(_CLASSES), rate=0.05)
     verdict = _train(training, options, model)

@@ -16,21 +16,19 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m torchdata", description="Shows running loaders of this user, without changing them."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    top = commands.add_parser("top", help="a continuously updated view: processes, pipes, rates, waits, diagnosis")
-    stats = commands.add_parser("stats", help="the statistics once, for people or as JSON")
+    top = commands.add_parser("top", help="show processes, pipes, rates, waits and a diagnosis, continuously updated")
+    stats = commands.add_parser("stats", help="print the statistics once, as a table or as JSON")
     for command in (top, stats):
-        command.add_argument(
-            "pid", nargs="?", type=int, help="the number of a process; by default, all loaders of this user"
-        )
-    top.add_argument("--interval", type=float, default=1.0, help="seconds between two updates (1)")
+        command.add_argument("pid", nargs="?", type=int, help="the process id (default: all loaders of this user)")
+    top.add_argument("--interval", type=float, default=1.0, help="seconds between two updates (default: 1)")
     top.add_argument(
         "--once",
         action="store_true",
         help="print one table and exit, which is the default if the output is not a terminal",
     )
     for command in (top, stats):
-        command.add_argument("--stacks", action="store_true", help="the stacks of each process")
-    stats.add_argument("--json", action="store_true", help="one JSON document: a list of loaders")
+        command.add_argument("--stacks", action="store_true", help="also print the stack of each process")
+    stats.add_argument("--json", action="store_true", help="print one JSON document, a list of loaders")
     return parser
 
 

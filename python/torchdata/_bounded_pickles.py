@@ -17,7 +17,7 @@ class TooLargeError(Exception):
     """Raised if the pickles of a `bounded` context are too large."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"{size} bytes are too many")
+        super().__init__(f"a pickle of {size} bytes is too large")
         self.size = size
 
 

@@ -51,7 +51,7 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
     for maker in makers:
         # Pickles refer to Python functions as members of this module, and remain valid when source files are moved.
         if isinstance(maker, FunctionType):
-            assert globals().setdefault(maker.__name__, maker) is maker, "names of makers differ"
+            assert globals().setdefault(maker.__name__, maker) is maker, "two functions have the same name"
             maker.__module__ = __name__
         _makers[maker.__module__, maker.__qualname__] = maker
 

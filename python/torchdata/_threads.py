@@ -16,8 +16,8 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 OUT_OF_TASKS = (
-    "the limit of processes and threads (ulimit -u, or pids.max of the container) is reached: raise it, or use fewer "
-    "workers and threads"
+    "the limit of processes and threads (ulimit -u, or pids.max of the container) is reached: raise this limit, or "
+    "use fewer workers and threads"
 )
 AFTER_FORK = (
     "with start method 'fork' the usual cause is a library whose threads do not survive a fork (JAX, PyAV, obstore, "

@@ -25,7 +25,7 @@ def warn_of_upstream() -> None:
         return
     version = found[0].removeprefix("torchdata-").removesuffix(".dist-info")
     warnings.warn(
-        f"the distributions torchdata {version} and torchdata-rs are installed side by side and own the same folder; "
+        f"the distributions torchdata {version} and torchdata-rs are installed side by side and share one folder; "
         "run `pip uninstall torchdata torchdata-rs` and install torchdata-rs again from its wheel or clone",
         stacklevel=3,
     )

@@ -55,7 +55,7 @@ pub fn is_child() -> bool {
 }
 
 pub fn role() -> String {
-    std::env::var(ROLE).expect("this test is run by other tests, with a role")
+    std::env::var(ROLE).expect("other tests run this test, with a role")
 }
 
 /// Returns a file descriptor that this process has inherited from its parent. Each `index` may be passed only once.
@@ -76,5 +76,5 @@ pub fn run_again_portably(caller: &str) {
     let output = Command::new(std::env::current_exe().unwrap()).env("TORCHDATA_PORTABLE", "1").output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(text.contains(&format!("{caller} ... ok")), "nothing ran: {text}");
+    assert!(text.contains(&format!("{caller} ... ok")), "the child ran no test: {text}");
 }

@@ -92,7 +92,7 @@ impl Setting {
         if !carrier.up.is_empty() {
             let mut after = world.clone();
             let carrier = &mut after.elsewhere.carriers[index];
-            let frame = carrier.up.pop_front().expect("there is one");
+            let frame = carrier.up.pop_front().expect("a frame was sent");
             carrier.arrived.extend(frame.units);
             carrier.acknowledged = frame.words.0;
             after.out[index].starving = frame.words.1;
@@ -120,7 +120,7 @@ impl Setting {
         if !carrier.down.is_empty() {
             let mut after = world.clone();
             let carrier = &mut after.elsewhere.carriers[index];
-            let frame = carrier.down.pop_front().expect("there is one");
+            let frame = carrier.down.pop_front().expect("a frame was sent");
             carrier.to_send.extend(frame.commands);
             let (child, far) = (&mut after.children[index], &mut after.elsewhere.far[index]);
             (child.order, far.grant, far.count) = frame.words;
@@ -222,7 +222,7 @@ fn a_worker_on_another_machine_is_resumed_and_replaced() {
 }
 
 #[test]
-#[ignore = "takes ten minutes: by hand, as the others"]
+#[ignore = "takes ten minutes: run it by hand, as shown in main.rs"]
 fn a_worker_on_another_machine_is_resumed_twice_and_called_between_snapshots() {
     let one = Setting { epochs: 1, snapshots: 2, ..carried(1, &[1, 1]) };
     holds("resumes twice", &Setting { resumes: 2, ..one.clone() });

@@ -166,7 +166,7 @@ impl World {
                 self.apply(setting, index);
             }
             (Step::End, Command::Stop) => child.doing = Doing::Exited,
-            _ => self.broken = Some("a command is obeyed by a step of another one"),
+            _ => self.broken = Some("a step of another command executes a command"),
         }
     }
 
@@ -176,7 +176,7 @@ impl World {
         // A child skips the remaining items of an abandoned epoch.
         let continues = !CommandState::is_superseded(child.pump.stream().epoch(), child.order);
         if setting.restarts && continues && child.position() < self.kept.had[index] {
-            self.broken = Some("a function is met before items that main has from before it");
+            self.broken = Some("a function is reached before items that main already has");
         }
     }
 
@@ -219,7 +219,7 @@ impl World {
         let pump = &mut child.pump;
         if pump.ending {
             if !child.failed && pump.lacks_some() {
-                self.broken = Some("the graph ends before all has come again that the reader has");
+                self.broken = Some("the graph ends before all received items are recomputed");
                 return "has ended";
             }
             let Some(target) = pump.dispatch.turn.next() else {
@@ -404,7 +404,7 @@ impl World {
             pump.count(setting, target, digest(item));
             pump.sending[target].recomputed();
             if pump.has_recomputed_other_items(target) {
-                self.broken = Some("what is made again is not what the reader has");
+                self.broken = Some("a recomputed item is not the item that the reader has");
             }
         } else {
             pump.count(setting, target, 0);

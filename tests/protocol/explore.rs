@@ -172,7 +172,7 @@ impl Known {
     }
 
     fn meet(&mut self, state: &impl Hash) -> (u32, bool) {
-        let next = u32::try_from(self.0.len()).expect("so many states are never visited");
+        let next = u32::try_from(self.0.len()).expect("fewer states than this are visited");
         let number = *self.0.entry(Fingerprint::of(state)).or_insert(next);
         (number, number == next)
     }
@@ -206,7 +206,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
         let mut next = Vec::new();
         for state in layer {
             let number = first.len() as u32;
-            assert!(before.len() < most, "more states than fit into memory: take a smaller setting");
+            assert!(before.len() < most, "the states do not fit into memory: use a smaller setting");
             first.push(after.len());
             let mut broken = None;
             model.steps(&state, &mut |step, stepped| match stepped {
@@ -227,7 +227,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
             if model.is_over(&state) {
                 ends.push(number);
             } else if first[number as usize] == after.len() {
-                return Err(text(model, &known, &before, number, "everybody waits", None));
+                return Err(text(model, &known, &before, number, "all processes wait", None));
             }
         }
         layer = next;
@@ -235,7 +235,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let steps = after.len();
     first.push(steps);
     if let Some(lost) = without_end(&first, &after, &ends) {
-        return Err(text(model, &known, &before, lost, "from here no end can be reached", None));
+        return Err(text(model, &known, &before, lost, "no end can be reached from here", None));
     }
     Ok(Explored { states: before.len(), steps, ends: ends.len() })
 }
@@ -300,7 +300,7 @@ impl Model for Numbers {
 
     fn steps(&self, state: &u8, take: &mut Take<'_, u8, u8>) {
         for &(_, after) in self.steps.iter().filter(|(before, _)| before == state) {
-            take(after, if after == 9 { Err("it is nine".to_owned()) } else { Ok(after) });
+            take(after, if after == 9 { Err("the number is nine".to_owned()) } else { Ok(after) });
         }
     }
 
@@ -322,17 +322,17 @@ fn all_states_and_steps_are_counted_and_an_end_may_follow_states_discovered_late
 fn states_from_which_no_end_can_be_reached_are_found() {
     let steps = &[(0, 1), (0, 2), (2, 3), (3, 4), (4, 2)];
     let found = explore(&Numbers { steps, ends: &[1] });
-    assert_eq!(found, Err("from here no end can be reached, after these steps:\n  2\nin 2".to_owned()));
+    assert_eq!(found, Err("no end can be reached from here, after these steps:\n  2\nin 2".to_owned()));
 }
 
 #[test]
 fn a_state_without_a_step_is_found() {
     let found = explore(&Numbers { steps: &[(0, 1), (0, 2), (2, 3)], ends: &[1] });
-    assert_eq!(found, Err("everybody waits, after these steps:\n  2\n  3\nin 3".to_owned()));
+    assert_eq!(found, Err("all processes wait, after these steps:\n  2\n  3\nin 3".to_owned()));
 }
 
 #[test]
 fn the_shortest_path_to_a_broken_rule_is_reported() {
     let found = explore(&Numbers { steps: &[(0, 1), (1, 2), (2, 9), (0, 3), (3, 9), (9, 0)], ends: &[] });
-    assert_eq!(found, Err("it is nine, after these steps:\n  3\n  9\nin 3".to_owned()));
+    assert_eq!(found, Err("the number is nine, after these steps:\n  3\n  9\nin 3".to_owned()));
 }

@@ -45,7 +45,7 @@ impl Setting {
         if lane.arrived.is_empty() && !lane.down.is_empty() {
             let mut after = world.clone();
             let lane = &mut after.elsewhere.lanes[index];
-            lane.arrived = lane.down.pop_front().expect("there is one");
+            lane.arrived = lane.down.pop_front().expect("a message was sent");
             push("brings what is dispatched", after);
         }
         if !lane.arrived.is_empty() && there.units.len() < self.ring {
@@ -68,7 +68,7 @@ impl Setting {
         }
         if !lane.up.is_empty() {
             let mut after = world.clone();
-            let grant = after.elsewhere.lanes[index].up.pop_front().expect("there is one");
+            let grant = after.elsewhere.lanes[index].up.pop_front().expect("a grant was sent");
             let near = &mut after.elsewhere.dispatch[index];
             (near.grant, near.count) = grant;
             push("shows the dispatching process a grant", after);
@@ -109,7 +109,7 @@ fn a_worker_on_another_machine_that_reads_dispatched_items_is_replaced() {
 }
 
 #[test]
-#[ignore = "takes four minutes: by hand, as the others"]
+#[ignore = "takes four minutes: run it by hand, as shown in main.rs"]
 fn items_are_dispatched_to_a_worker_on_another_machine_for_all_events() {
     let one = Setting { snapshots: 1, ..dispatched(1, &[1]) };
     let replaced = Setting { restarts: true, exits: 1, ..one.clone() };

@@ -127,7 +127,7 @@ fn three_workers_and_the_dispatching_process() {
 }
 
 #[test]
-#[ignore = "takes half an hour and some gigabytes: by hand, `cargo test --release --test protocol -- --ignored --nocapture`"]
+#[ignore = "takes half an hour and some gigabytes: run `cargo test --release --test protocol -- --ignored --nocapture`"]
 fn three_workers_and_the_dispatching_process_with_more_items() {
     all_hold(&setting(3, true, &[0, 2]));
     all_hold(&setting(3, true, &[2, 0, 1]));

@@ -173,7 +173,7 @@ impl Setting {
         let stepped = match asked {
             Asked::Item(item) => after.deliver(self, item),
             Asked::Ended(Ended::Over) => after.complete(self),
-            Asked::Ended(Ended::Failed) if self.must_resume(world) => Err("it fails though it can go on".to_owned()),
+            Asked::Ended(Ended::Failed) if self.must_resume(world) => Err("it fails but could resume".to_owned()),
             Asked::Ended(Ended::Failed) => {
                 after.set_window(0);
                 after.thread = None;
@@ -238,7 +238,7 @@ impl World {
             Err(how) => Asked::Ended(how),
         };
         let mut after = self.clone();
-        after.thread.as_mut().expect("it holds something").holds = None;
+        after.thread.as_mut().expect("the thread has an item").holds = None;
         Some((asked, after))
     }
 
@@ -376,11 +376,11 @@ impl World {
         let all = setting.expected();
         let expected = all.len();
         if usize::from(self.delivered) != expected {
-            return Err(format!("the epoch ends as if it were whole after {} of {expected} items", self.delivered));
+            return Err(format!("the epoch ends as if it were complete after {} of {expected} items", self.delivered));
         }
         let fails = setting.fails_at.is_some_and(|item| usize::from(item) < setting.outputs.len());
         if fails && expected > 0 && setting.header.is_none() {
-            return Err("an epoch whose graph fails ends as if it were whole".to_owned());
+            return Err("an epoch with a failing graph ends as if it were complete".to_owned());
         }
         self.set_window(0);
         self.main = Main::Between;

@@ -141,7 +141,7 @@ impl Pump {
 pub fn permit(heavy: bool, sending: &mut Sending, link: &Link) -> Permit {
     let is_ahead = |unit: &Unit| matches!(unit.kind, Kind::Item(..)) && unit.stream == sending.stream();
     if heavy && link.units.iter().any(is_ahead) {
-        return sending.permit_far_ahead(link.grant).expect("nothing is damaged here");
+        return sending.permit_far_ahead(link.grant).expect("this model has no damage");
     }
-    sending.permit(link.grant).expect("nothing is damaged here")
+    sending.permit(link.grant).expect("this model has no damage")
 }

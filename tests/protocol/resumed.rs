@@ -102,13 +102,13 @@ impl Setting {
             let (found, all) = (self.before(world, &world.kept.books, ago), self.before(world, &world.kept.all, ago));
             let Some(position) = found else {
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
-                    return Err(format!("nobody knows where everything was {ago} items ago"));
+                    return Err(format!("the positions {ago} items ago are unknown"));
                 }
                 continue;
             };
             self.check_position(world, &position, ago)?;
             if ago <= sure as u64 && Some(&position) != all.as_ref() {
-                return Err(format!("too much was forgotten: {ago} items ago was {all:?}, but {position:?} is left"));
+                return Err(format!("too much was dropped: {ago} items ago was {all:?}, but {position:?} remains"));
             }
         }
         Ok(())
@@ -118,17 +118,17 @@ impl Setting {
         let wrong = |what: &str| Err(format!("{what}: {position:?} for {ago} items ago"));
         let received: u64 = position.workers.iter().map(|(received, _)| received.items).sum();
         if received + ago != u64::from(world.delivered) {
-            return wrong("a place is not where the user is");
+            return wrong("a position is not the user's position");
         }
         let mut least = Vec::new();
         for (worker, (received, snapshot)) in position.workers.iter().enumerate() {
             let made = self.made_by(worker);
             let share = self.share_of(worker);
             if *received != account_of(world.epoch, first(&made, received.items)) {
-                return wrong("a place counts other items than were given");
+                return wrong("a position counts other items than were delivered");
             }
             if self.in_order && received.items != self.received_of(worker, world.delivered - ago as u8) {
-                return wrong("a place is not in order");
+                return wrong("a position is not in order");
             }
             least.push(snapshot.as_ref().map(|one| one.share));
             let Some(Snapshot { sent, share: read, content }) = snapshot else { continue };
@@ -136,14 +136,14 @@ impl Setting {
                 return wrong("a position names a snapshot of another epoch");
             }
             if sent.items > received.items {
-                return wrong("a position names a snapshot beyond what was given");
+                return wrong("a position names a snapshot after the delivered items");
             }
             if self.makes_from(worker, content) != *made.get(sent.items as usize..).unwrap_or_default() {
-                return wrong("a snapshot does not go on with what follows it");
+                return wrong("the items after a snapshot do not follow it");
             }
             let passed = u64::from(content.read);
             if self.dispatches && read.pass == 1 && read.account != account_of(world.epoch, first(&share, passed)) {
-                return wrong("a snapshot was read from another place of its share");
+                return wrong("a snapshot has another position in its share");
             }
         }
         match &position.dispatched {
@@ -158,7 +158,7 @@ impl Setting {
         }
         let items: u64 = one.accounts.iter().map(|account| account.items).sum();
         if items != u64::from(one.content.read) {
-            return Err("what was dispatched was not counted");
+            return Err("dispatched items were not counted");
         }
         for (worker, (account, share)) in one.accounts.iter().zip(shares).enumerate() {
             let share = share.unwrap_or_default(); // a worker without a position has read nothing in iteration 1

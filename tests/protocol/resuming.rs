@@ -105,7 +105,7 @@ fn with_dispatching_all_children_are_replaced_together() {
 }
 
 #[test]
-#[ignore = "takes an hour and some gigabytes: by hand, `cargo test --release --test protocol -- --ignored --nocapture`"]
+#[ignore = "takes an hour and some gigabytes: run `cargo test --release --test protocol -- --ignored --nocapture`"]
 fn larger_loaders_resume_and_are_replaced() {
     let two = saving(2, true, &[1, 1]);
     holds("2 workers, dispatching, breaks", &Setting { breaks: true, epochs: 2, snapshots: 1, ..two.clone() });

@@ -49,7 +49,7 @@ fn a_grant_is_for_its_own_stream_only() {
 #[test]
 fn at_a_links_birth_nothing_is_granted() {
     assert_eq!(Grant::read(Grant::NONE, Stream::default()), Some(Reader::Earlier));
-    assert_eq!(Grant::read(0, Stream::default()), None, "wiped memory is damage");
+    assert_eq!(Grant::read(0, Stream::default()), None, "zeroed memory is damaged");
 }
 
 #[test]
@@ -57,7 +57,7 @@ fn credit_counts_on_where_the_counters_wrap() {
     let top = (1 << 30) - 1;
     assert_eq!(Grant::credit(3, top), 4);
     assert_eq!(Grant::credit(top, top), 0);
-    assert_eq!(Grant::credit(top - 1, top), 0, "a reader that pauses takes back what was not used");
+    assert_eq!(Grant::credit(top - 1, top), 0, "a reader that pauses revokes unused permits");
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn an_epoch_or_a_stop_ends_the_running_epoch_and_is_executed_after_it() {
     assert_eq!(child.accept(Command::Epoch(1)), Step::Run { first: true, last: false });
     for command in [Command::Epoch(2), Command::Repeat(1), Command::Stop] {
         assert_eq!(child.accept(command), Step::Leave);
-        assert!(child.runs(), "until it is left");
+        assert!(child.runs(), "the child runs until the epoch is left");
     }
     child.leave();
     assert_eq!(child.accept(Command::Stop), Step::End);
@@ -100,7 +100,7 @@ fn who_repeats_an_epoch_is_not_left_without_the_dispatching_process() {
     assert_eq!(replacing.wanted(&[2], &[true, true]), []);
     let mut alone = Replacing::new(1, false);
     assert!(alone.repeats(0, &[true]));
-    assert_eq!(alone.wanted(&[0], &[true]), [], "nobody waits for it");
+    assert_eq!(alone.wanted(&[0], &[true]), [], "no reader waits for the item");
 }
 
 #[test]
@@ -118,7 +118,7 @@ fn an_exit_while_all_processes_are_halted_is_not_an_attempt() {
     for process in 0..5 {
         assert_eq!(replacing.judge(0, process, 1, &[3], true).exits, 1);
     }
-    assert_eq!(replacing.judge(0, 9, 1, &[3], false).exits, 2, "then it tries");
+    assert_eq!(replacing.judge(0, 9, 1, &[3], false).exits, 2, "an exit outside of a halt is an attempt");
 }
 
 #[test]

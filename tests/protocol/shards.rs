@@ -246,7 +246,7 @@ impl Shards {
         let (positions, turn) = world.books.positions(0).ok_or("there is no state")?;
         for (peer, position) in positions.iter().enumerate() {
             if position.received != account_of(peer, world.received[peer]) {
-                return Err("a state is not where the user is".to_owned());
+                return Err("a state is not at the user's position".to_owned());
             }
             if let Some(one) = position.snapshot
                 && (one.sent.items > position.received.items || one.sent != account_of(peer, one.content))
@@ -289,7 +289,7 @@ impl Shards {
             }
             Next::Over => {
                 if after.received != self.items {
-                    return Some(Err(format!("the epoch ends as if it were whole after {:?}", after.received)));
+                    return Some(Err(format!("the epoch ends as if it were complete after {:?}", after.received)));
                 }
                 if after.epoch == self.epochs {
                     after.main = Main::Exited;
@@ -437,7 +437,9 @@ impl Shards {
         let recomputing = worker.strands.iter().position(|strand| strand.outstanding > 0);
         let choice = match recomputing {
             Some(shard) => Choice::Skip(shard),
-            None => worker.dispatch.next_of_shards(worker.sending.permit(link.grant).expect("nothing is damaged here")),
+            None => {
+                worker.dispatch.next_of_shards(worker.sending.permit(link.grant).expect("this model has no damage"))
+            }
         };
         let shard = match choice {
             Choice::WaitFor(_) => return None,
@@ -451,7 +453,7 @@ impl Shards {
         let strand = &mut worker.strands[shard];
         if strand.made == self.items[peer] {
             if strand.outstanding > 0 {
-                return Some(Err("a shard ends before all has come again that the reader has".to_owned()));
+                return Some(Err("a shard ends before all received items are recomputed".to_owned()));
             }
             worker.dispatch.turn.end(shard);
             worker.departing = Some(Unit { stream, shard, kind: Kind::End });
@@ -463,12 +465,12 @@ impl Shards {
         if recomputing.is_some() {
             strand.outstanding -= 1; // recomputed items do not change the order
             if strand.outstanding == 0 && strand.account.checksum != strand.expected {
-                return Some(Err("what is made again is not what the reader has".to_owned()));
+                return Some(Err("a recomputed item is not the item that the reader has".to_owned()));
             }
             return Some(Ok(()));
         }
         if let Choice::Skip(_) = choice {
-            return Some(Err("one shard's item is wanted and another's is not".to_owned()));
+            return Some(Err("only some shards' items are wanted".to_owned()));
         }
         worker.sending.sent();
         worker.departing = Some(Unit { stream, shard, kind: Kind::Item(item) });

@@ -155,12 +155,12 @@ impl<T, const MOST: usize> Index<usize> for Shared<T, MOST> {
     type Output = T;
 
     fn index(&self, index: usize) -> &T {
-        self.0[index].as_deref().expect("there are so many")
+        self.0[index].as_deref().expect("the index is in range")
     }
 }
 
 impl<T: Clone, const MOST: usize> IndexMut<usize> for Shared<T, MOST> {
     fn index_mut(&mut self, index: usize) -> &mut T {
-        self.0[index].as_deref_mut().expect("there are so many")
+        self.0[index].as_deref_mut().expect("the index is in range")
     }
 }

@@ -153,14 +153,14 @@ def _this_process_is_no_worker() -> Iterator[None]:
     info = getattr(worker, "_worker_info", None)
     if worker is not None and info is not None:
         worker._worker_info = None  # type: ignore[attr-defined]
-        pytest.fail(f"the test has left the info of a worker in its process: {info}")
+        pytest.fail(f"the test did not reset torch's worker info in its process: {info}")
 
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Builds the documentation, and fails if Sphinx emits a warning."""
     for module in ("furo", "myst_parser", "sphinx", "sphinx_copybutton"):
-        pytest.importorskip(module, reason="it is a tool of development")
+        pytest.importorskip(module, reason=f"building the documentation needs {module}")
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # all workers of pytest-xdist use one folder
         root = root.parent

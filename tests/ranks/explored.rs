@@ -290,11 +290,11 @@ impl Explorer {
     fn check_always(&self, job: &Job) {
         for rank in &job.ranks {
             for (operation, &value) in rank.ended.iter().enumerate() {
-                assert_eq!(value, 10 * operation as i64, "the least of all, which is rank 0's");
+                assert_eq!(value, 10 * operation as i64, "the minimum, which rank 0 sent");
             }
             if let Some(Answer::Failed(verdict)) = &rank.failed {
-                assert_ne!(self.harm, Harm::None, "nobody fails where nothing happens");
-                assert_eq!(verdict.ranks, [self.victim as u32], "nobody else is to blame: {verdict:?}");
+                assert_ne!(self.harm, Harm::None, "no rank fails without a fault");
+                assert_eq!(verdict.ranks, [self.victim as u32], "no other rank is to blame: {verdict:?}");
                 let possible: &[Fault] = match self.harm {
                     Harm::None => &[],
                     Harm::Exits => &[Fault::Lost],
@@ -303,7 +303,7 @@ impl Explorer {
                     Harm::Parts => &[Fault::Parted, Fault::Late],
                     Harm::Leaves => &[Fault::Left],
                 };
-                assert!(possible.contains(&verdict.fault), "{:?} is told as {verdict:?}", self.harm);
+                assert!(possible.contains(&verdict.fault), "{:?} is reported as {verdict:?}", self.harm);
             }
         }
     }

@@ -58,7 +58,7 @@ mod judged {
         hub.submit(7);
         hub.receive(2, Message::Value { operation: 1, value: 8 }, start);
         hub.receive(2, Message::Late { operation: 1 }, start + WATCH);
-        assert_eq!(hub.answer(1), None, "rank 1 is listened for");
+        assert_eq!(hub.answer(1), None, "the hub still waits for rank 1");
         hub.receive(1, Message::Value { operation: 1, value: 9 }, start + WATCH + Duration::from_millis(10));
         assert_eq!(hub.answer(1), failed(Fault::Late, &[1], 2));
     }
@@ -84,7 +84,7 @@ mod judged {
         assert_eq!(hub.answer(0), failed(Fault::Absent, &[1, 3], 0));
         hub.outgoing();
         hub.admit(3);
-        assert!(matches!(&hub.outgoing()[..], [(3, Message::Failed(_))]), "who comes later is told");
+        assert!(matches!(&hub.outgoing()[..], [(3, Message::Failed(_))]), "a later rank receives the failure");
     }
 }
 

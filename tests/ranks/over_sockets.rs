@@ -78,7 +78,7 @@ fn swallowed(stranger: &TcpStream, until: Instant) -> usize {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(_) => return taken,
         }
-        assert!(Instant::now() < until, "the hub listens to a stranger");
+        assert!(Instant::now() < until, "the hub waits for an unknown connection");
         std::thread::sleep(Duration::from_millis(1));
     }
 }

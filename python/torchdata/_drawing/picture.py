@@ -193,7 +193,7 @@ class Picture:
             ValueError: the path does not end in `.svg`.
         """
         if os.path.splitext(os.fspath(path))[1].lower() != ".svg":
-            raise ValueError(f"a picture is saved as .svg, not as {os.fspath(path)!r}")
+            raise ValueError(f"a picture can only be saved as an .svg file, but got {os.fspath(path)!r}")
         with open(path, "w", encoding="utf-8") as file:
             file.write(self.svg())
 

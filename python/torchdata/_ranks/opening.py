@@ -109,7 +109,7 @@ class Opening:
             if time.monotonic() > self._until + Meeting.WATCH:  # rank 0 gives up at about the same time
                 hub = f"rank {self._members[0]} of {self._job_size}"
                 raise RanksLostError(
-                    f"{self._name}: {hub}, which all other ranks connect to, did not answer within "
+                    f"{self._name}: {hub}, which all other ranks connect to, did not reply within "
                     f"{self._timeout:g} s ({'; '.join(attempts)}, port {offer['port']}): it has exited or was "
                     f"stopped, or the two machines do not share a network; on that rank, GLOO_SOCKET_IFNAME names "
                     f"the interface to use"
@@ -151,7 +151,7 @@ class Opening:
         thread.join(self._left + Meeting.WATCH)
         if answers and not isinstance(answers[0], Exception):
             return answers[0]
-        why = f"is gone: {answers[0]}" if answers else f"gave no answer within {self._timeout:g} s"
+        why = f"failed ({answers[0]})" if answers else f"sent no reply within {self._timeout:g} s"
         raise RanksLostError(
             f"{self._name}: the store of the job {why}; the process of the store has exited or was stopped, or this "
             f"rank cannot reach it: {_holder_of_store()}"
@@ -161,7 +161,7 @@ class Opening:
 def _holder_of_store() -> str:
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return "torchrun's agent on the machine of rank 0"
-    return "rank 0, unless the program makes its store elsewhere"
+    return "rank 0, unless the program creates its store in another process"
 
 
 def _host_of(dist: Any) -> str | None:

@@ -36,7 +36,7 @@ _FAULTS = {
     "left": "left its loop",
 }
 _CAUSES = {
-    "absent": "busy, or has exited",
+    "absent": "it is busy, or has exited",
     "late": "it runs, but waits for data, is busy between two items, or has left the loop",
 }
 
@@ -144,7 +144,7 @@ class TorchGroup(UncopyableGroup):
         members, size = self._members, self._job_size
         name = f"{self._owner} on rank {members[self.rank]}"
         if by != self.rank:
-            name += f": rank {members[by]} of {size} gave up before"
+            name += f": rank {members[by]} of {size} has stopped waiting"
         elif ranks == [self.rank]:
             return RanksLostError(
                 f"{name}: the ranks are no longer connected, because this rank interrupted a wait for the other "
@@ -160,9 +160,9 @@ class TorchGroup(UncopyableGroup):
         if what == "lost":
             fault += " (its connection broke)"
         elif what == "silent":
-            fault += f" (no answer within {self._timeout:g} s)"
+            fault += f" (timeout: {self._timeout:g} s)"
             if by == self.rank != 0:
-                fault += ", or this rank was cut off from it"
+                fault += ", or this rank is disconnected from it"
         return RanksLostError(f"{name}: {fault}")
 
     def show_life(self) -> None:

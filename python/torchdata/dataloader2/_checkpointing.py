@@ -107,7 +107,7 @@ class StateKeeper:
             if known is not None:
                 if items_ago:
                     why = "an epoch is beginning" if self.left is None else "the loader was shut down"
-                    raise ValueError(f"no item of an epoch was delivered {items_ago} items ago: {why}")
+                    raise ValueError(f"items_ago must be 0, because {why}, but got {items_ago}")
                 return known
             if run.resume_at is not None and not run.is_iterating and not items_ago:
                 self._require_one_rank()  # an attempt to resume the epoch has failed or was interrupted
@@ -258,7 +258,7 @@ def _check_ranks(states: Mapping[int, LoaderState]) -> None:
     """Raises ValueError if the state of a rank is missing, or occurs twice."""
     worlds = {(state.ranks or ALONE)[1] for state in states.values()}
     if len(worlds) > 1:
-        raise ValueError(f"these states are of jobs with different numbers of ranks: {sorted(worlds)}")
+        raise ValueError(f"these states were saved by jobs with different numbers of ranks: {sorted(worlds)}")
     world = worlds.pop()
     for rank, state in states.items():
         if state.ranks is not None and state.ranks[0] != rank:

@@ -114,7 +114,7 @@ class Tracker:
         """
         if not self._run.is_iterating:
             if items_ago:
-                raise ValueError(f"no item of an epoch was delivered {items_ago} items ago: no epoch has begun")
+                raise ValueError(f"items_ago must be 0, because no epoch has begun, but got {items_ago}")
             return self._between()
         mark, received = self._taken(items_ago, looks)
         output, seconds = self.output, self._seconds_before + time.monotonic() - self._since
@@ -280,8 +280,8 @@ class Tracker:
         names = names_of_lasting(self._pipeline.datapipe) if self._epochs_before and self._has_lasting() else []
         if names:
             raise RuntimeError(
-                f"{names[0]} keeps a state from epoch to epoch, and the beginning of the next epoch was cut off, for "
-                "example by Ctrl-C: save the state before, or restart that epoch"
+                f"{names[0]} keeps a state from epoch to epoch, and the start of the next epoch was interrupted, for "
+                "example by Ctrl-C: save the state before this epoch, or start the epoch again"
             )
 
     # -- epochs ------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class SavedPositions:
         if len(self.positions) < old_world:
             raise ValueError(
                 f"this state was saved by rank {old_rank} of {old_world}, and this is "
-                + (f"rank {rank} of {world}" if world > 1 else "no rank of a distributed job")
+                + (f"rank {rank} of {world}" if world > 1 else "not a rank of a distributed job")
                 + ": load each rank's own state, or the states of all ranks, load_state_dict({rank: state})"
             )
         pipes, keeps = (None, False) if output is None else (output.pipes_in_workers, output.may_count)

@@ -306,11 +306,11 @@ def _decoding(name: str) -> Iterator[None]:
     except Exception as error:
         module = _pillow.image_module()
         if isinstance(error, module.DecompressionBombError):
-            error.add_note(f"It was about {name}.")
+            error.add_note(f"This happened while decoding {name}.")
             raise
         what = str(error) or type(error).__name__
         if isinstance(error, module.UnidentifiedImageError):
-            what = "it has no format that Pillow knows"
+            what = "Pillow does not support its format"
         raise ValueError(f"{name} cannot be decoded as an image: {what}") from error
 
 

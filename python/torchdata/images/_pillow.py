@@ -68,7 +68,7 @@ def check_pixels(width: int, height: int) -> None:
         return
     what = f"an image of {width} x {height} pixels exceeds PIL.Image.MAX_IMAGE_PIXELS, {limit}"
     if width * height > 2 * limit:
-        raise module.DecompressionBombError(f"{what}, more than twice; set the limit if you trust the file")
+        raise module.DecompressionBombError(f"{what}, more than twice; raise the limit if you trust the file")
     import warnings
 
     warnings.warn(what, module.DecompressionBombWarning, stacklevel=2)

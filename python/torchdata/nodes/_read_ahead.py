@@ -123,7 +123,7 @@ class _Work(ReadAhead):
             self.queue.finish(slot)
         else:
             text = (
-                f"{self.name}: the state was saved {self.wanted} items after the source's, but the source ended after "
+                f"{self.name}: the state needs {self.wanted} more items of the source, but the source ended after "
                 f"{reader.index} ({ReadSource.STEPS_KEY!r} in the state); load it with the data that it was saved with"
             )
             reader.index = self.wanted
@@ -227,7 +227,7 @@ class ReadSource:
         read ahead."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
-            raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
+            raise fields.wrong(self.GROWTH_KEY, "must hold two non-negative integers")
         return growth[0], growth[1]
 
     def _loaded(self, fields: StateFields) -> tuple[Any, int, list[int]]:
@@ -236,7 +236,7 @@ class ReadSource:
         ahead = fields.list_of(self.AHEAD_KEY)
         known = fields.integer(self.NUM_YIELDED_KEY, steps + len(ahead), least=0)
         if known < steps + len(ahead):
-            raise fields.wrong(self.STEPS_KEY, f"must be at most {known - len(ahead)}, by {self.NUM_YIELDED_KEY!r}")
+            raise fields.wrong(self.STEPS_KEY, f"must be at most {known - len(ahead)}, see {self.NUM_YIELDED_KEY!r}")
         for number in ahead:
             if type(number) is not int or not steps < number <= sys.maxsize:
                 raise fields.wrong(self.AHEAD_KEY, f"must hold integers above {steps}")

@@ -116,8 +116,8 @@ class QueueSnapshotStore(SnapshotStore):
                 self._changed.wait(QUEUE_TIMEOUT)
             found = self._snapshots.popleft() if self._snapshots else None
         if found is None or found[0] != self.SNAPSHOT_INIT_VERSION:
-            why = f"has not come within {timeout:g} s" if thread.is_alive() else "did not come: its thread has ended"
-            raise RuntimeError(f"the initial snapshot {why}")
+            why = f" within {timeout:g} s" if thread.is_alive() else ": its thread has ended"
+            raise RuntimeError(f"the initial snapshot did not arrive{why}")
         if isinstance(found[1], ExceptionWrapper):
             found[1].reraise()  # type: ignore[no-untyped-call]
         return found[1]

@@ -191,7 +191,7 @@ def _decoded(which: Any, plain: Any) -> Any:
 
 def whole(value: Any, name: str, least: int = 0, most: int = MANY) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"the state is damaged: {name!r} is {value!r}, and not a whole number from {least} to {most}")
+        raise ValueError(f"the state is damaged: {name!r} is {value!r}, but must be an integer from {least} to {most}")
     return value
 
 

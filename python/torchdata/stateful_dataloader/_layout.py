@@ -192,9 +192,7 @@ def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> E
         own, main = ours.get("workers"), _filled_sampler(main, ours)
     count = whole(main["_num_workers"], "_num_workers", least=1, most=_WORKERS)
     if set(saved) != {f"worker_{number}" for number in range(count)}:
-        raise ValueError(
-            f"the state is damaged: it is of {count} workers, and has '_worker_snapshots' of {sorted(saved)}"
-        )
+        raise ValueError(f"the state is damaged: it has {count} workers, but '_worker_snapshots' of {sorted(saved)}")
     each = [saved[f"worker_{number}"] for number in range(count)]
     more = dict(enumerate(own or []))
     positions = [_parse_position(one, None if ours is None else more.get(one["worker_id"], {})) for one in each]
@@ -238,13 +236,13 @@ def _parsed(
     if ours is not None and found.received > order.yielded:
         name = "_snapshot_step" if found.workers else "_num_yielded"
         raise ValueError(
-            f"the state is damaged: {found.received} batches were received ({name!r}) of {order.yielded} "
-            "('_sampler_iter_yielded')"
+            f"the state is damaged: {found.received} batches were delivered ({name!r}), but only {order.yielded} "
+            "were sampled ('_sampler_iter_yielded')"
         )
     positions = list(found.positions)
     if own is not None:
         if len(own) != len(positions):
-            raise ValueError(f"the state is damaged: it is of {len(positions)} workers, and has {len(own)} positions")
+            raise ValueError(f"the state is damaged: it has {len(positions)} workers, but {len(own)} positions")
         # `order.yielded` also counts empty batches (all samples were skipped), but `found.received` counts only
         # returned batches.
         received = max(found.received, order.yielded)
@@ -307,7 +305,7 @@ def _parse_skipped(saved: Any) -> Counts | None:
 def _parse_draws(saved: Any) -> list[list[Any]]:
     numbers = [whole(number, "draws") for number, _ in saved]
     if numbers != sorted(numbers) or not all(isinstance(moment, dict) for _, moment in saved):
-        raise ValueError("the state is damaged: 'draws' is not a list of moments in ascending order")
+        raise ValueError("the state is damaged: 'draws' is not a list in ascending order")
     return [list(pair) for pair in saved]
 
 

@@ -360,6 +360,6 @@ def count_in(state: Any, name: str) -> int:
 def pass_over(iterator: Iterator[Any], count: int) -> None:
     if count > 0 and not seek(iterator, count) and next(itertools.islice(iterator, count - 1, None), _NONE) is _NONE:
         raise ValueError(
-            f"the state says that {count} indices were read, but the sampler yields fewer: its data has become "
+            f"{count} indices were read before the state was saved, but the sampler yields fewer: its data has become "
             "shorter, or the state is damaged"
         )

@@ -8,13 +8,13 @@ pub enum OpenError {
     #[error("{what}: {source}{}", way_out(source))]
     System { what: &'static str, source: io::Error },
     #[error(
-        "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, set TMPDIR \
+        "no space for {bytes} bytes of shared memory on the file system of {} ({source}): free some space, set TMPDIR \
          to a folder with more space, or unset TORCHDATA_PORTABLE if the system has memfd_create",
         folder.display()
     )]
     NoRoom { bytes: usize, folder: PathBuf, source: io::Error },
     #[error(
-        "the shared region has layout version {found}, this build reads {expected}: one process runs another release"
+        "the shared region has layout version {found}, but this build reads {expected}: a process runs another release"
     )]
     Version { found: u32, expected: u32 },
     #[error("the shared region is not a valid link: {0}")]
@@ -49,8 +49,8 @@ pub struct NoMemory(pub usize);
 fn way_out(source: &io::Error) -> &'static str {
     match source.raw_os_error() {
         Some(libc::EMFILE) => {
-            "; each process of a loader takes descriptors, and the limit of open files is reached: raise it (ulimit -n), or \
-             use fewer workers"
+            "; the limit of open files is reached, because each process of a loader needs descriptors: raise the limit \
+             (ulimit -n), or use fewer workers"
         }
         Some(libc::ENFILE) => "; the limit of open files of the whole machine is reached (fs.file-max)",
         Some(libc::ENOMEM) => {
@@ -62,7 +62,7 @@ fn way_out(source: &io::Error) -> &'static str {
              give the reading service of a DataLoader2 a smaller `memory_budget=`"
         }
         Some(libc::ENOENT | libc::ENOTDIR) => {
-            "; on the portable fallback shared memory is a temporary file: set TMPDIR to an existing folder"
+            "; the portable fallback needs a temporary file for shared memory: set TMPDIR to an existing folder"
         }
         _ => "",
     }

@@ -15,9 +15,9 @@ const MOST_KEPT: usize = 16 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeError {
-    #[error("pixels of {0} channels; there must be 1 or 3")]
+    #[error("pixels have {0} channels, but must have 1 or 3")]
     Channels(usize),
-    #[error("a buffer of {found} bytes for an image of {needed}")]
+    #[error("the buffer has {found} bytes, but the image needs {needed}")]
     Length { found: usize, needed: usize },
     #[error("the region is empty or reaches beyond the image")]
     Region,

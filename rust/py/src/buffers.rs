@@ -71,7 +71,7 @@ impl ArenaBuffer {
 #[pyfunction]
 pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<Bound<'py, PyAny>> {
     let buffer = PyBuffer::<u8>::get(memory)?;
-    let refusal = || PyBufferError::new_err("the buffer has no room for the header and the final zero of the object");
+    let refusal = || PyBufferError::new_err("the buffer has no space for the header and the final zero of the object");
     let len = buffer.len_bytes().checked_sub(room).and_then(|rest| rest.checked_sub(1)).ok_or_else(refusal)?;
     // The header of a `bytes` object differs between releases of Python, so it is copied from `model`, a temporary
     // object of the same length. The contents of `model` are never written, so they use no physical memory.

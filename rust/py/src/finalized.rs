@@ -16,7 +16,7 @@ use crate::panics::caught;
 const TRIES: usize = 1000;
 
 pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
-    let doc = c"A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`.";
+    let doc = c"Calls `_finalize(interrupted)` when an object is freed, even on a signal, unless `_ended` is set.";
     let slots = [(ffi::Py_tp_doc, doc.as_ptr().cast_mut().cast()), (ffi::Py_tp_finalize, finalize as *mut c_void)];
     // SAFETY: the finalizer has the signature that the interpreter expects.
     unsafe {

@@ -51,5 +51,5 @@ fn the_checker_finds_a_main_process_that_delivers_the_unit_of_another_shard() {
 fn the_checker_finds_kept_items_that_use_up_the_window() {
     let setting = Shards { exits: 1, ..shards(1, &[2, 2]) };
     let found = explore(&Shards { counts: false, ..setting }).expect_err("the window is that of all shards");
-    assert!(found.contains("everybody waits"), "{found}");
+    assert!(found.contains("all processes wait"), "{found}");
 }

@@ -26,7 +26,7 @@ def test_the_number_of_workers_follows_from_the_cores_and_is_logged(machine_of, 
     for cores, workers, reason in (
         (2, 2, "2 cores, and at least 2 workers are started"),
         (64, 16, "64 cores, and at most 16 workers are started"),
-        (5, 4, "5 cores, and one is left for the main process"),
+        (5, 4, "5 cores, and one core is left for the main process"),
     ):
         machine_of(cores)
         line = f'num_workers="auto": {workers} workers: this process may use {reason}'

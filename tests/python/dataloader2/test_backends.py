@@ -38,7 +38,7 @@ with_carriers = pytest.mark.parametrize("backend", WITH_CARRIERS, indirect=True)
 
 @pytest.fixture(scope="module")
 def on_ray() -> Iterator[Spawned]:
-    pytest.importorskip("ray", reason="Ray is not installed: it has no wheel for this Python, or none could be had")
+    pytest.importorskip("ray", reason="Ray is not installed: PyPI may have no wheel of Ray for this Python")
     with on_two_nodes() as found:
         yield found
 

@@ -281,10 +281,10 @@ class Unsaved(Passing):
         return map(Cut, self.source)
 
     def state_dict(self) -> Any:
-        raise ValueError("it has no words for that")
+        raise ValueError("the message cannot be built")
 
     def load_state_dict(self, state: Any) -> None:
-        raise AssertionError("there is none")
+        raise AssertionError("no exception was raised")
 
 
 @pytest.mark.filterwarnings("ignore:states of this pipeline resume from the beginning")

@@ -122,7 +122,7 @@ def test_a_rank_that_arrives_after_the_other_ranks_gave_up_gets_their_reason(at:
         assert "rank 1 of 3 did not reach this step" in str(error)
     for error in (first, third):
         assert 3 <= float(error.__notes__[-1]) < 5 + 30, "the timeout, and 32 seconds on a busy machine"
-    assert re.search("rank [02] of 3 gave up before: rank 1 of 3 did not reach this step", str(late)), late
+    assert re.search("rank [02] of 3 has stopped waiting: rank 1 of 3 did not reach this step", str(late)), late
 
 
 def test_the_error_names_the_rank_that_arrives_just_too_late(tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_a_rank_that_begins_after_the_other_ranks_gave_up_gets_their_reason_at_o
             error = job.outcome(rank)[0]
             assert isinstance(error, PrefetchTimeoutError), error
             assert "rank 1 of 2 did not begin to iterate" + " within 2 s" * (rank == 0) in str(error)
-            assert ("rank 0 of 2 gave up before" in str(error)) == (rank == 1)
+            assert ("rank 0 of 2 has stopped waiting" in str(error)) == (rank == 1)
 
 
 NETWORK = """
@@ -228,7 +228,7 @@ NO_RANK_0 = "rank 0 of 3 sent no message and must have exited or been disconnect
 )
 def test_when_a_rank_is_cut_off_all_fail_within_the_time_out(cut: str, tmp_path: Path) -> None:
     if not runs_networks():
-        pytest.skip("networks of one's own are not allowed here, or iproute2 is missing")
+        pytest.skip("this machine does not allow network namespaces, or lacks iproute2")
     body = """
     def pace(item):
         if item >= 12:

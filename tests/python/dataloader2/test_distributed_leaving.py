@@ -84,7 +84,7 @@ def test_a_rank_that_arrives_later_learns_of_an_exception_in_another_rank_s_loop
         (tmp_path / "left").touch()
         error = job.outcome(1)[0]
         assert isinstance(error, RanksLostError), error
-        assert "rank 0 of 2 gave up before: rank 0 of 2 left its loop" in str(error)
+        assert "rank 0 of 2 has stopped waiting: rank 0 of 2 left its loop" in str(error)
 
 
 def test_loaders_leave_no_threads_descriptors_or_groups(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_an_abandoned_loop_counts_if_items_of_a_later_loop_are_read() -> None:
     assert next(again) == 0
     assert group.votes.count(_LEFT) == 1, "the other ranks end their loops, too"
     del pipe
-    assert next(again) == 1, "the iterator keeps its pipe"
+    assert next(again) == 1, "the iterator keeps its pipe alive"
     assert group.votes.count(_LEFT) == 1
     del again
     assert _last_vote(group) == -2

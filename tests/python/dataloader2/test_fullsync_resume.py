@@ -15,9 +15,9 @@ from resuming import begun, check_resumes
 from torchdata.dataloader2 import DataLoader2, DistributedReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
-pytest.importorskip("torch", reason="gloo is its")
+pytest.importorskip("torch", reason="ranks on gloo need torch")
 if not sys.platform.startswith("linux"):
-    pytest.skip("what ranks leave behind is looked for in /proc", allow_module_level=True)
+    pytest.skip("the test reads /proc to find processes that ranks have left running", allow_module_level=True)
 pytestmark = pytest.mark.alone
 
 BODY = """

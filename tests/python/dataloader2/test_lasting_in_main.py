@@ -407,7 +407,7 @@ def test_a_second_pass_counts_from_its_own_beginning_in_a_loader_that_resumed_in
 
 @pytest.mark.parametrize("service", [None, InProcessReadingService], ids=["no service", "in process"])
 def test_a_replay_at_the_end_fills_a_cache_with_the_same_random_items(service: Any) -> None:
-    torch_data = pytest.importorskip("torch.utils.data", reason="its pipes are replayed at the end")
+    torch_data = pytest.importorskip("torch.utils.data", reason="the test uses torch's own pipes")
 
     def made(state: dict[str, Any] | None = None) -> DataLoader2[Any]:
         pipe: Pipe = IterableWrapper(range(12)).shuffle(buffer_size=3).cycle(2).filter(drawn).in_memory_cache()

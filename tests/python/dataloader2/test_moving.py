@@ -107,7 +107,7 @@ def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str
 def test_seeds_that_pipes_drew_by_themselves_are_not_sent_to_workers() -> None:
     _, state = stopped(DataLoader2(shuffled().sharding_filter()), 3)
     made = loader(shuffled().sharding_filter(), MultiProcessingReadingService(2), state)
-    with made, pytest.raises(ValueError, match=r"pipes drew their seeds by themselves.*Call `loader\.seed"):
+    with made, pytest.raises(ValueError, match=r"pipes drew their own seeds.*Call `loader\.seed"):
         iter(made)
     with loader(shuffled().sharding_filter(), None, state) as made:
         assert len(list(made)) == UNITS - 3

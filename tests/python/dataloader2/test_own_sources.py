@@ -98,7 +98,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     class OwnIterator(Splitting):
         def __next__(self) -> int:
-            raise AssertionError("it is iterated over first")
+            raise AssertionError("the dataset was iterated, not indexed")
 
     class DataPipeline(Splitting):
         def __init__(self, *pipeline: Any) -> None:

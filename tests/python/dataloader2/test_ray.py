@@ -54,7 +54,7 @@ def test_a_warning_about_workers_for_which_ray_has_no_room_names_the_command_tha
     service = remote(1, timeout=3.0, ray_remote_args={"num_cpus": 3})  # the cluster has two processors
     with (
         DataLoader2(numbered(300), reading_service=service, stall_warning=0.5) as loader,
-        pytest.warns(StallWarning, match="which has not started yet: `ray status` shows whether the cluster has room"),
+        pytest.warns(StallWarning, match="which has not started yet: `ray status` shows whether the cluster has free"),
         pytest.raises(TimeoutError),
     ):
         list(loader)
@@ -109,7 +109,7 @@ test_wrong_options_of_a_service_on_ray_are_refused_by_name = refuses(
     (lambda: RayReadingService("auto"), TypeError, "num_workers"),  # type: ignore[arg-type]
     (lambda: RayReadingService(0), ValueError, "num_workers"),
     (lambda: RayReadingService(2, on_timeout="restart"), ValueError, "on_timeout='restart' needs a timeout"),
-    (lambda: RayReadingService(2, ray_remote_args={"lifetime": 1}), ValueError, "must not have 'lifetime'"),
+    (lambda: RayReadingService(2, ray_remote_args={"lifetime": 1}), ValueError, "must not contain 'lifetime'"),
 )
 
 

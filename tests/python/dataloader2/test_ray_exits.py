@@ -115,7 +115,7 @@ def test_an_actor_that_is_stopped_is_found_by_the_timeout_and_replaced(monkeypat
     pipe = IterableWrapper(range(1200)).sharding_filter().map(reading)
     service = remote(timeout=3.0, on_timeout="restart", worker_prefetch_cnt=20)
     with (
-        pytest.warns(RuntimeWarning, match=r"on .*, Ray actor \w+\) yielded nothing for .*, not to be asked"),
+        pytest.warns(RuntimeWarning, match=r"on .*, Ray actor \w+\) yielded nothing for .*, in an unknown state"),
         DataLoader2(pipe, reading_service=service) as loader,
     ):
         assert list(read(loader)) == list(range(1200))

@@ -12,8 +12,8 @@ import doc_blocks
 import ray_cluster
 from ray_cluster import needs_ray, of_ray
 
-pytest.importorskip("pandas", reason="Ray Data needs pandas, of the parquet extra")
-pytest.importorskip("pyarrow", reason="Ray Data needs pyarrow, of the parquet extra")
+pytest.importorskip("pandas", reason="Ray Data needs pandas, which the parquet extra installs")
+pytest.importorskip("pyarrow", reason="Ray Data needs pyarrow, which the parquet extra installs")
 
 pytestmark = [needs_ray, *of_ray]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "more-machines.md"
@@ -48,8 +48,8 @@ def programs() -> list[tuple[str, str]]:
 
 
 def test_the_guide_shows_what_its_programs_print(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="Ray Train's part of the guide trains with torch")
-    pytest.importorskip("tensorboardX", reason="Ray Train needs tensorboardX, of ray[train]")
+    pytest.importorskip("torch", reason="the guide's example of Ray Train trains with torch")
+    pytest.importorskip("tensorboardX", reason="Ray Train needs tensorboardX, which ray[train] installs")
     pages = programs()
     assert len(pages) == 2
     program = tmp_path / "program.py"

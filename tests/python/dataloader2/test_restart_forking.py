@@ -82,7 +82,7 @@ def test_children_of_a_fork_server_that_is_killed_are_replaced_once_they_exit(re
         assert loader.stats().restarts == 1
     assert all(map(has_exited, pids))
     [shown] = [str(warning.message) for warning in recwarn if "A new process replaced it" in str(warning.message)]
-    assert "the process that forked it and reports its exit code has exited before it" in shown
+    assert "the process that forked it, and would report its exit code, has exited, too" in shown
 
 
 def test_every_caller_learns_how_a_child_has_ended_even_if_a_reply_was_lost():
@@ -107,7 +107,7 @@ def test_a_process_that_forks_and_is_stopped_is_waited_for_but_not_for_ever(monk
     with loader:
         os.kill(forker_of(loader), signal.SIGSTOP)
         kill_first(loader)
-        with pytest.raises(WorkerExitedError, match=r"worker process 0 .*has not answered for 0 s.*SIGSTOP"):
+        with pytest.raises(WorkerExitedError, match=r"worker process 0 .*did not reply within 0 s.*SIGSTOP"):
             list(iterator)
 
 

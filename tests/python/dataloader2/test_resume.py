@@ -229,7 +229,7 @@ def test_a_pipeline_that_does_not_repeat_itself_is_an_error_that_names_worker_an
 
 
 def test_states_are_plain_data_that_torch_loads_without_trust(tmp_path):
-    torch = pytest.importorskip("torch", reason="it is its way to load")
+    torch = pytest.importorskip("torch", reason="the test loads a state with torch.load")
     _, state, rest = continued(begun(workers())[0], 5)
     torch.save(state, tmp_path / "state.pt")
     state = torch.load(tmp_path / "state.pt", weights_only=True)
@@ -251,7 +251,7 @@ def test_damage_in_a_snapshot_of_a_worker_is_noticed():
 
 
 def test_views_of_one_tensor_in_a_buffer_are_saved_without_the_rest_of_its_memory():
-    torch = pytest.importorskip("torch", reason="it has tensors")
+    torch = pytest.importorskip("torch", reason="the test uses tensors")
     batch = torch.arange(100 * 100).reshape(100, 100)
 
     def rows():
@@ -334,4 +334,4 @@ def test_the_shards_of_an_epoch_are_described_for_every_process_that_runs_them(d
         lines = describe(state).splitlines()
         assert lines[0] == f"inside an epoch, after {received} items"
         shards = [line.partition(", ")[0] for line in lines if " received, " in line]
-        assert shards == [f"shard {number}: {received // 2} items received" for number in range(2)]
+        assert shards == [f"shard {number}: {received // 2} items delivered" for number in range(2)]

@@ -61,7 +61,7 @@ def test_a_dataset_that_reads_its_worker_info_without_dividing_yields_each_item_
 
 @pytest.mark.parametrize(("items", "shuffles"), [(1, False), (3, True), (2000, False), (2000, True)])
 def test_workers_that_read_the_same_items_are_an_error_that_names_the_argument(items: int, shuffles: bool) -> None:
-    error = pytest.raises(RuntimeError, match=r"over Logging, so they would come twice.*splits_itself=False")
+    error = pytest.raises(RuntimeError, match=r"over Logging, so these would come twice.*splits_itself=False")
     with DataLoader2.from_dataset(Logging(items, shuffles), batch_size=2, num_workers=2) as loader, error:
         list(loader)
 

@@ -302,7 +302,7 @@ def test_the_state_of_rank_0_is_refused_by_others_within_an_epoch_and_begins_the
     state = of_ranks("shuffle", 2, workers, 3)[0][1]
     for ranks, here in (
         (2, "rank 1 of 2: load each rank's own"),
-        (1, "no rank of a distributed job"),
+        (1, "not a rank of a distributed job"),
         (3, r"rank \d of 3"),
     ):
         with pytest.raises(ValueError, match=f"saved by rank 0 of 2, and this is {here}"):
@@ -455,7 +455,7 @@ def test_an_epoch_that_is_replayed_up_to_the_state_has_its_shards(workers: int) 
         reading = iter(run)
         head = [next(reading) for _ in range(3)]
     state = saved(run)
-    assert state["iteration_state"]["workers"] is None, "the state is of the epoch's beginning and a count"
+    assert state["iteration_state"]["workers"] is None, "the state holds no positions of workers, only a count"
     [whole] = epochs_of(begun(loader(2)), 1)
     assert resumed(loader(workers), state) == [whole[3:]]
     assert head == whole[:3]

@@ -462,7 +462,7 @@ def is_in_file(array: Any) -> bool:
     raise AssertionError("the memory is not mapped")
 
 
-@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the mappings of a process are read from /proc")
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="the memory mappings of a process are read from /proc")
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_share_the_memory_of_large_bytes_objects(method: str) -> None:
     with DataLoader2.from_dataset(Large(), reading_service=MultiProcessingReadingService(2, method)) as loader:

@@ -20,7 +20,7 @@ class Unsaveable(Passing):
         pass
 
     def state_dict(self) -> Any:
-        raise OSError("no place to be had from Unsaveable")
+        raise OSError("no state from Unsaveable")
 
     def load_state_dict(self, state: Any) -> None:
         raise AssertionError("never saved")
@@ -46,7 +46,7 @@ def test_one_warning_names_the_reason_why_a_pipeline_cannot_be_saved_and_resumes
         reading = iter(loader)
         for _ in range(9):
             next(reading)
-        with pytest.warns(RuntimeWarning, match="resume from the beginning.*no place to be had from Unsav"):
+        with pytest.warns(RuntimeWarning, match="resume from the beginning.*no state from Unsav"):
             state = loader.state_dict()
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -80,7 +80,7 @@ def test_a_loader_with_its_own_pipe_restarts_the_epoch_with_the_seed_of_the_stat
     ("name", "way"), [*zip(sorted({*NAMES} - {"cycled"}), cycle(["from_state", "no pipe"]), strict=False)]
 )
 def test_the_pipe_of_the_state_is_read_if_the_loader_has_none(name: str, way: str) -> None:
-    pytest.importorskip("torch.utils.data.datapipes", reason="the pipe of the state is made of torch's classes")
+    pytest.importorskip("torch.utils.data.datapipes", reason="unpickling the saved pipe needs torch's classes")
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         if way == "from_state":

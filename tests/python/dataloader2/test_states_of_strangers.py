@@ -29,7 +29,7 @@ from torchdata.datapipes._pipe.graph.graph import graph_of
 from torchdata.datapipes.iter import ArrowReader, FileOpener, IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 
-torch = pytest.importorskip("torch", reason="it makes some of the objects")
+torch = pytest.importorskip("torch", reason="some of the tested objects belong to torch")
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
@@ -313,7 +313,7 @@ def test_a_generator_position_beyond_its_numbers_is_refused():
         (("received",), -1, "drops 0 of -1"),
         (("received",), 1 << 60, "drops 0 of"),
         (("drop",), 3, "drops 3 of 2"),
-        (("workers", "turn"), 7, "turn of worker 7"),
+        (("workers", "turn"), 7, "its turn is 7"),
         (("workers", "dispatches"), 1, "with"),
         (("workers", "workers", 0, "received"), (1 << 60, 0), "worker 0 has"),
         (("workers", "workers", 0, "received"), (1, 1 << 64), "worker 0 has"),
@@ -322,7 +322,7 @@ def test_a_generator_position_beyond_its_numbers_is_refused():
         (("shards",), None, "shards are None"),
         (("shards",), [[0, 1 << 40, 0, 1, False, False, False]], "one of its shards is"),
         (("shards",), [[0, 1, 0, 1, False, False, False]], "positions of 2 shards"),
-        (("in_main",), True, "of the main process, and of workers"),
+        (("in_main",), True, "although the main process ran the pipeline"),
     ],
 )
 def test_a_number_out_of_range_is_reported_as_damage_of_its_field(path, value, words):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch", reason="it is its pipes that are tried here")
+torch = pytest.importorskip("torch", reason="the tests use torch's own pipes")
 
 from torch.utils.data.datapipes.iter import Batcher, Filter, Mapper  # noqa: E402
 

@@ -78,7 +78,7 @@ def test_shards_that_are_switched_natively_draw_and_seed_as_if_they_were_alone(w
                 assert step < 2 or skipping.worker == number
                 assert next(iterator) == expected[number][step]
         assert (len(switched) == 0) == (way == "memory")
-        assert (shards[0]._others == []) == (way == "memory"), "the memory of the generators is found"
+        assert (shards[0]._others == []) == (way == "memory"), "the generators are exchanged through memory"
     finally:
         skipping.worker = before
 

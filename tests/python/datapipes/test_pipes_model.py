@@ -195,7 +195,7 @@ def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
         growth.append((after - (before or held(row, few // 2, few)[1])) / more)
         if growth[-1] < 12:
             return
-    pytest.fail(f"a pointer and a half or more for each further item: {growth} bytes")
+    pytest.fail(f"each further item takes at least 1.5 pointers of memory: {growth} bytes")
 
 
 def in_turn(*shares: list[Any]) -> list[Any]:

@@ -145,7 +145,7 @@ def damage(generator):
     return False
 
 
-@pytest.mark.skipif(PORTABLE, reason="the fallback has other names for its memory")
+@pytest.mark.skipif(PORTABLE, reason="the portable fallback names its memory differently")
 @pytest.mark.parametrize("number", range(len(DAMAGED)))
 def test_damaged_numbers_raise_an_error_or_change(number):
     generator, loopback = random.Random(number), Loopback(budget=1 << 20)

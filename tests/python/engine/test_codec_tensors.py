@@ -138,7 +138,7 @@ def inferred(tensor):
 def test_a_tensor_with_properties_beyond_its_elements_is_received_with_these_properties(loopback, name):
     make, holds = MORE[name]
     if name == "pairs of small floats" and not hasattr(torch, "float4_e2m1fn_x2"):
-        pytest.skip("this torch has no type of four bits")
+        pytest.skip("this version of torch has no 4-bit dtype")
     sent = make()
     for item in (sent, [sent, 1]):
         received = loopback.one(item)

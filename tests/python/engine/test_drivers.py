@@ -69,12 +69,12 @@ def kill_itself(number: int) -> None:
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {
-    "it hung": lambda _: time.sleep(1000),
+    "the run hung": lambda _: time.sleep(1000),
     "ZeroDivisionError": lambda _: 1 // 0,
-    "processes outlived it": lambda _: os.system("setsid true; sleep 1000 &"),
-    "something was printed": lambda _: print("here"),
+    "these processes still run": lambda _: os.system("setsid true; sleep 1000 &"),
+    "the run printed text": lambda _: print("here"),
     "exit code -9": lambda _: kill_itself(signal.SIGKILL),
-    "left behind: {'child processes'": lambda _: globals().update(kept=subprocess.Popen(["sleep", "1000"])),
+    "still exists: {'child processes'": lambda _: globals().update(kept=subprocess.Popen(["sleep", "1000"])),
 }
 
 
@@ -104,4 +104,4 @@ def test_the_driver_reports_a_loader_that_resumes_elsewhere(monkeypatch: pytest.
                 found += 1
         if found > 2:
             return
-    pytest.fail(f"{found} of the loaders were noticed")
+    pytest.fail(f"the driver noticed faults of {found} loaders")

@@ -17,7 +17,7 @@ from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 from waiting import compute
 
-pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")]
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*was therefore killed:RuntimeWarning")]
 
 SOON = 0.3
 
@@ -117,11 +117,11 @@ def test_a_working_process_has_the_patience_and_any_other_process_the_timeout(fo
         assert list(loader) == list(range(40))
     words = "\n".join(str(one.message) for one in shown)
     if way == "loop":
-        (seconds,) = re.findall(r"worked, but yielded nothing for ([\d.]+) s,.*was killed for it \(`patience`\)", words)
+        (seconds,) = re.findall(r"worked, but yielded nothing for ([\d.]+) s,.*therefore killed \(`patience`\)", words)
         assert float(seconds) >= patience
-        assert "raise the patience if it was slow" in words
+        assert "raise `patience` if the process was slow" in words
     else:
-        assert re.search(r"process 1 .* yielded nothing for.*was killed for it \(`timeout`\)", words)
+        assert re.search(r"process 1 .* yielded nothing for.*was therefore killed \(`timeout`\)", words)
         assert "(`patience`)" not in words
 
 

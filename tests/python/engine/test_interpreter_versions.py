@@ -26,7 +26,7 @@ pytestmark = pytest.mark.alone
 
 METHODS = ["fork", "spawn", "forkserver"]
 needs_lazy_annotations = pytest.mark.skipif(
-    sys.version_info < (3, 14), reason="annotations are evaluated late from Python 3.14 on"
+    sys.version_info < (3, 14), reason="Python evaluates annotations lazily only from 3.14 on"
 )
 needs_lazy_imports = pytest.mark.skipif(sys.version_info < (3, 15), reason="`lazy import` exists from Python 3.15 on")
 

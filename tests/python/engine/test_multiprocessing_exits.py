@@ -98,7 +98,7 @@ def test_a_worker_exit_is_noticed_within_a_second_while_another_worker_is_slow()
     for _ in range(20):  # repeated, because a busy machine may delay the main process
         if seconds_until_an_exit_is_reported() < 1.0:
             return
-    raise AssertionError("each time it took longer")
+    raise AssertionError("every attempt took too long")
 
 
 def test_the_exit_of_the_dispatching_process_is_reported():

@@ -40,7 +40,7 @@ def test_an_exit_during_a_start_by_a_fork_server_is_reported_without_waiting_for
 
     real_start = patch_start(monkeypatch, start)
     while not seconds or min(seconds) >= 5:  # repeated, because a busy machine may delay the main process
-        assert len(seconds) < 5, "a second for each of the seven others was waited, each time"
+        assert len(seconds) < 5, "each shutdown waited a second for each other worker"
         begun.clear()
         with (
             loader(IterableWrapper(range(9)).sharding_filter(), 8, multiprocessing_context="forkserver") as dl,
@@ -156,7 +156,7 @@ ORPHAN = """
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux leaves such processes to others than its first")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has subreapers, which adopt orphaned processes")
 @pytest.mark.parametrize(
     ("main", "shown"),
     [

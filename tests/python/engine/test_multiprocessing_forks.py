@@ -109,7 +109,7 @@ def test_a_fork_in_a_hook_of_a_worker_does_no_harm():
 
 
 def test_a_fork_in_a_hook_or_a_state_of_a_stateful_worker_does_no_harm():
-    pytest.importorskip("torch", reason="StatefulDataLoader is a loader of it")
+    pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
     from torchdata.stateful_dataloader import StatefulDataLoader
 
     dataset = Counts()
@@ -156,7 +156,7 @@ def starts_programs(x):
 
 
 def test_programs_that_a_worker_starts_do_no_harm():
-    pytest.importorskip("torch", reason="StatefulDataLoader is a loader of it")
+    pytest.importorskip("torch", reason="StatefulDataLoader needs PyTorch")
     with FAMILIES["StatefulDataLoader"]("fork", starts_programs, 4) as items:
         assert list(items) == [(x, x) for x in range(4)]
 

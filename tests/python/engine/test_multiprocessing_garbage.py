@@ -44,7 +44,7 @@ def test_a_started_worker_has_the_settings_of_the_main_process_and_its_module(tm
     (seen,) = seen_in_a_worker(tmp_path, method, guarded="gc.set_threshold(600, 9, 8)")
     assert seen["now"] == [600, 9, 8]
     if method == "spawn":
-        assert seen["top"][0] >= 100_000, "imports are not searched"
+        assert seen["top"][0] >= 100_000, "the collector does not search imported objects"
         assert seen["kept"] > 1000
     (seen,) = seen_in_a_worker(tmp_path, method, top="gc.set_threshold(1234, 5, 6); gc.disable()")
     assert (seen["now"], seen["enabled"]) == ([1234, 5, 6], False)
@@ -75,7 +75,7 @@ def test_memory_that_forked_workers_inherit_stays_shared():
     inherited = [[i] for i in range(300_000)]
     with loader(IterableWrapper([0]).map(grown_by_searching), num_workers=1) as dl:
         ((kept_out, searched),) = dl
-    assert searched > 10_000, "the search copies what it goes through"
+    assert searched > 10_000, "the collector copies the pages that it searches"
     assert kept_out < searched / 4
     del inherited
 

@@ -150,7 +150,7 @@ def press_at_random(script, phase, method, tries, seed=0):
         assert terminal.process.wait(120) == 0
         deadline = time.monotonic() + 30
         while terminal.processes():  # the resource tracker and the fork server end after the main process
-            assert time.monotonic() < deadline, "a process was left behind"
+            assert time.monotonic() < deadline, "a process still runs"
             time.sleep(0.01)
     return seconds, noise
 

@@ -107,7 +107,7 @@ def test_loaders_start_while_threads_of_main_draw_seed_or_print(busy, started, t
     if "torch" not in busy:
         return run_apart(script, unread)
     if not TORCH:
-        pytest.skip("PyTorch is not installed, and the threads draw from its generator")
+        pytest.skip("the threads draw from PyTorch's generator, but PyTorch is not installed")
     (tmp_path / "program.py").write_text(script)
     run = run_program(tmp_path / "program.py", ignored="Warning")
     assert (run.returncode, run.stderr) == (0, "")
@@ -137,7 +137,7 @@ def replacing_loaders():
 @pytest.mark.filterwarnings("ignore:.*was killed by SIGKILL")
 @pytest.mark.parametrize("name", ["DataLoader2", "StatefulDataLoader", "nodes"])
 def test_a_worker_is_replaced_while_a_thread_holds_the_device_lock_of_torch(name):
-    torch = pytest.importorskip("torch", reason="the lock is its")
+    torch = pytest.importorskip("torch", reason="the test takes a lock of torch")
     loader = replacing_loaders()[name]
     iterator = iter(loader)
     items = [next(iterator)]
@@ -203,7 +203,7 @@ gc.freeze()  # the interpreter then exits faster
     [("numpy", "before the start"), ("numpy", "right before the fork"), ("torch", "right before the fork")],
 )
 def test_loaders_start_while_a_thread_imports_what_children_need(library, when, unread):
-    pytest.importorskip(library, reason="it is what is imported")
+    pytest.importorskip(library, reason=f"the test imports {library}")
     run_apart(IMPORTING.format(library=library, when=when), unread)
 
 
@@ -303,7 +303,7 @@ def test_the_main_process_does_not_wait_endlessly_for_a_stopped_child(lock, monk
 
 def test_alarms_of_the_program_are_not_changed():
     def on_alarm(_number, _frame):
-        raise AssertionError("nobody has set an alarm")
+        raise AssertionError("no alarm was set")
 
     def alarms(_x):
         blocked = signal.SIGALRM in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -44,7 +44,7 @@ class LargeTensors:
 
 
 @pytest.mark.skipif(not TORCH, reason="torch's tensors need torch")
-@pytest.mark.skipif(sys.platform != "linux", reason="what a process has is read from /proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is read from Linux's /proc")
 def test_a_worker_that_creates_large_tensors_reuses_their_memory(monkeypatch):
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
@@ -55,7 +55,7 @@ def test_a_worker_that_creates_large_tensors_reuses_their_memory(monkeypatch):
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc retains freed memory")
 def test_an_idle_worker_returns_the_memory_of_its_shuffle_buffer():
     def held(pid):
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
@@ -91,7 +91,7 @@ def test_the_memory_of_a_large_item_is_freed_whether_the_worker_computes_waits_o
             assert int(next(iterator)[0]) == 1
 
 
-@pytest.mark.skipif(PORTABLE, reason="the fallback is not woken: it naps, and looks")
+@pytest.mark.skipif(PORTABLE, reason="the portable fallback polls, so processes are not woken")
 def test_arrays_that_are_deleted_one_by_one_do_not_wake_the_worker():
     def switches(pid):
         status = Path(f"/proc/{pid}/status").read_text()
@@ -120,7 +120,7 @@ def foreign_mappings(pid):
     return len({line.split()[4] for line in lines if "memfd:torchdata " in line})
 
 
-@pytest.mark.skipif(PORTABLE, reason="the fallback keeps the descriptors by which it reserves room")
+@pytest.mark.skipif(PORTABLE, reason="the portable fallback keeps file descriptors open to reserve space")
 @pytest.mark.parametrize("method", METHODS)
 def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
     with loader(IterableWrapper(range(2)).sharding_filter(), 1, multiprocessing_context=method) as dl:
@@ -175,7 +175,7 @@ def mounts():
         return False
 
 
-needs_mounts = pytest.mark.skipif(not mounts(), reason="this machine lets tests mount nothing")
+needs_mounts = pytest.mark.skipif(not mounts(), reason="this machine does not allow tests to mount file systems")
 
 
 @needs_mounts
@@ -205,7 +205,7 @@ def test_an_error_names_the_remedy_for_a_full_tmpdir(tmp_path):
         """,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert re.match(r"28 .*no room for \d+ bytes of shared memory .*small.*TMPDIR", done.stdout), done.stdout
+    assert re.match(r"28 .*no space for \d+ bytes of shared memory .*small.*TMPDIR", done.stdout), done.stdout
 
 
 SHORT_OF_MEMORY = """

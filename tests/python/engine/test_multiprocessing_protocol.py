@@ -67,7 +67,7 @@ def test_the_main_process_keeps_sleeping_while_other_workers_than_the_next_one_s
         release.touch()
         thread.join()
     assert items == list(range(200))
-    assert woken < 23, "units that are no items wake main, and few others"
+    assert woken < 23, "few items wake the main process"
 
 
 def test_abandoned_epochs_leave_nothing_in_the_next():
@@ -244,7 +244,7 @@ def test_an_epoch_cannot_begin_during_the_wait_for_an_item_and_the_loop_continue
             except RuntimeError as error:
                 errors.append(str(error))
 
-        with handling(begin, signal.SIGALRM), pytest.raises(RuntimeError, match="this epoch was left"):
+        with handling(begin, signal.SIGALRM), pytest.raises(RuntimeError, match="this epoch was ended"):
             iterator = iter(dl)
             signal.setitimer(signal.ITIMER_REAL, 0.1)
             list(iterator)

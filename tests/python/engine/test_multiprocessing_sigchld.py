@@ -64,7 +64,7 @@ def test_an_error_reports_an_exit_and_why_its_code_is_unknown(sigchld, method):
         assert "exited with code 7" in str(caught.value)
         return
     assert caught.value.exitcode is None
-    why = "this program ignores SIGCHLD" if sigchld == "ignored" else "handler of SIGCHLD takes the exit codes"
+    why = "this program ignores SIGCHLD" if sigchld == "ignored" else "handler of SIGCHLD waits for all children"
     assert why in str(caught.value)
 
 

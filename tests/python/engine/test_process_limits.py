@@ -13,8 +13,8 @@ import pytest
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.skipif(os.getuid() != 0, reason="only root can become a user whom nobody else is"),
-    pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv (util-linux) changes the user"),
+    pytest.mark.skipif(os.getuid() != 0, reason="only root can switch to an unused user id"),
+    pytest.mark.skipif(shutil.which("setpriv") is None, reason="the test needs setpriv to change the user"),
 ]
 
 PROGRAM = """
@@ -81,7 +81,7 @@ PROGRAM = """
             until = time.monotonic() + 120
             # Zombies are ignored. A zombie without a parent remains until the system's first process reaps it.
             while left := [pid for pid, (state, _) in mine().items() if pid != os.getpid() and state not in "ZX"]:
-                assert time.monotonic() < until, f"left behind: {left}"
+                assert time.monotonic() < until, f"these processes still run: {left}"
                 time.sleep(0.01)
 
     if __name__ == "__main__":

@@ -184,7 +184,7 @@ def test_a_state_at_any_moment_has_exactly_the_undelivered_items(way: Way, monke
         rest = list(begun(way, 12, uneven, monkeypatch, state))
         assert sorted(received + rest) == list(range(12)), position
         if position < 12:
-            assert sorted(received + list(reading)) == list(range(12)), "whoever took it goes on"
+            assert sorted(received + list(reading)) == list(range(12)), "the reader that requested the item continues"
 
 
 class Gate:
@@ -245,7 +245,7 @@ def test_ctrl_c_at_any_moment_loses_at_most_the_item_that_was_handed_over(
                 continue
             except StopIteration:
                 break
-    assert len(set(found)) == len(found), "none is doubled"
+    assert len(set(found)) == len(found), "no item is yielded twice"
     assert found == sorted(found) or not way.in_order
     assert 1500 - len(found) <= times[0]
 

@@ -191,5 +191,5 @@ def test_a_hanging_process_is_replaced_and_nothing_is_lost(way: str, exits_too: 
         assert got == list(loader)
     words = "\n".join(str(one.message) for one in shown)
     assert re.search(r"worker process \d \(pid \d+ on .*, Ray actor here\) yielded nothing for", words), words
-    assert "and was killed for it (`timeout`)" in words
+    assert "and was therefore killed (`timeout`)" in words
     assert "File " in words

@@ -86,7 +86,7 @@ def test_an_error_gives_the_reason_why_a_host_has_exited() -> None:
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(double)
     with DataLoader2(pipe, reading_service=LocallyRemote(WORKERS)) as loader:
         got = []
-        with pytest.raises(WorkerExitedError, match="the host reports: the host is gone") as caught:
+        with pytest.raises(WorkerExitedError, match="the host reports: the host has exited") as caught:
             for item in loader:
                 got.append(item)
                 if len(got) == 100:
@@ -178,6 +178,6 @@ def test_an_end_is_noticed_although_earlier_items_find_no_room(whole: bool) -> N
             actor.cut()
         else:
             os.kill(actor.host._child.pid, signal.SIGKILL)
-        with pytest.raises(WorkerExitedError, match="the host is gone" if whole else "SIGKILL") as caught:
+        with pytest.raises(WorkerExitedError, match="the host has exited" if whole else "SIGKILL") as caught:
             loader.reading_service._pause(as_it_is)
     assert caught.value.worker == 1

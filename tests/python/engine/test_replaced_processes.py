@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="both need PyTorch")
+pytest.importorskip("torch", reason="nodes and StatefulDataLoader need PyTorch")
 
 from families import Mapped
 from hanging import WAYS, Hanging, kill_only_hung
@@ -78,16 +78,16 @@ def test_nothing_is_lost_if_a_process_hangs_even_after_a_load(family: Any, way: 
         iterator = iter(loader)
         received = [next(iterator) for _ in range(3)]
         state = loader.state_dict()
-        with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
+        with pytest.warns(RuntimeWarning, match="(?s)was therefore killed.*in __call__"):
             assert received + list(iterator) == list(range(COUNT))
     with ended(family(At(Hanging(way, tmp_path / "resumed")), **HANGS)) as loader:
         loader.load_state_dict(state)
-        with pytest.warns(RuntimeWarning, match="(?s)was killed for it.*in __call__"):
+        with pytest.warns(RuntimeWarning, match="(?s)was therefore killed.*in __call__"):
             assert list(loader) == list(range(3, COUNT))
 
 
 @each_family
-@pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*was therefore killed:RuntimeWarning")
 def test_nothing_is_lost_out_of_order_if_a_process_hangs(family: Any, tmp_path: Path) -> None:
     with ended(family(At(Hanging("sleep", tmp_path)), in_order=False, **HANGS)) as loader:
         assert sorted(loader) == list(range(COUNT))
@@ -99,7 +99,7 @@ def test_a_working_process_has_the_time_that_patience_allows(family: Any, way: s
     patience, limit = (1.2, "patience") if way == "loop" else (1e6, "timeout")
     with (
         ended(family(At(Hanging(way, tmp_path)), patience=patience, **HANGS)) as loader,
-        pytest.warns(RuntimeWarning, match=rf"was killed for it \(`{limit}`\)"),
+        pytest.warns(RuntimeWarning, match=rf"was therefore killed \(`{limit}`\)"),
     ):
         assert list(loader) == list(range(COUNT))
 
@@ -115,7 +115,7 @@ def test_a_warning_reports_the_exit_and_the_replacement(family: Any, tmp_path: P
 
 @each_family
 @pytest.mark.parametrize("how", ["exits", "hangs"])
-@pytest.mark.filterwarnings("ignore:.*(was killed for it|A new process):RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*(was therefore killed|A new process):RuntimeWarning")
 def test_the_third_process_that_exits_or_hangs_at_an_item_raises_an_error_that_names_it(
     family: Any, how: str, tmp_path: Path
 ) -> None:

@@ -11,9 +11,9 @@ import pytest
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.skipif(sys.platform != "linux", reason="filters of system calls are Linux's"),
+    pytest.mark.skipif(sys.platform != "linux", reason="only Linux filters system calls"),
     pytest.mark.skipif(
-        platform.machine() not in ("x86_64", "aarch64"), reason="numbers of system calls are known of two"
+        platform.machine() not in ("x86_64", "aarch64"), reason="the test lacks this machine's system call numbers"
     ),
 ]
 

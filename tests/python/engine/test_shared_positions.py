@@ -16,7 +16,7 @@ from torchdata.datapipes.iter import IterableWrapper
 COUNT, ROW = 200, 1024
 PATTERN = "workers read `rows.bin` through a file position that they share: open it in the worker"
 
-pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="the kernel does not count reads")
+pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="this kernel counts no reads")
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ def test_a_file_position_that_workers_share_causes_one_warning(family, file, pat
         with open(path, "rb") as own:
             return row(own, x) and x
 
-    assert shown(family, opens, between=lambda: row(file, 5)) == [], "reads of main are not those of workers"
+    assert shown(family, opens, between=lambda: row(file, 5)) == [], "reads of the main process are not reported"
 
 
 class OpensAgain:

@@ -13,7 +13,7 @@ from process_checks import has_exited, wait_for
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's parent-death signal"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the test needs Linux's parent-death signal"),
 ]
 
 SUPPORT = Path(__file__).resolve().parents[1] / "support"

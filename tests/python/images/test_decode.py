@@ -16,8 +16,8 @@ import pytest
 from needing import needs
 
 Image = pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
-pytest.importorskip("simplejpeg", reason="the tests compare both decoders")
-needs("sklearn", "it ships the photographs")
+pytest.importorskip("simplejpeg", reason="the tests compare the decoders of simplejpeg and Pillow")
+needs("sklearn", "the tests decode its sample photographs")
 
 from PIL import ImageOps  # noqa: E402
 
@@ -38,7 +38,7 @@ def decoder(library: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def no_pillow(*args: Any) -> Any:
-    raise AssertionError("Pillow was asked")
+    raise AssertionError("Pillow was used")
 
 
 def differs(one: Any, other: Any) -> int:
@@ -337,7 +337,7 @@ def test_pillows_limit_of_pixels_holds(decoder: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 427 * 640 // 2 - 1)
     with pytest.raises(Image.DecompressionBombError, match=r"exceeds") as failure:
         decode(content)
-    assert f"It was about an image of {len(content):,} bytes." in failure.value.__notes__
+    assert f"This happened while decoding an image of {len(content):,} bytes." in failure.value.__notes__
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 427 * 640 - 1)
     with pytest.warns(Image.DecompressionBombWarning, match=r"exceeds"):
         decode(content)
@@ -350,7 +350,7 @@ def test_pillows_limit_of_pixels_holds(decoder: str, monkeypatch: pytest.MonkeyP
     [
         (b"", {}, ValueError, "an image of 0 bytes cannot be decoded as an image: it is empty"),
         (io.BytesIO(), {}, ValueError, "BytesIO'? cannot be decoded as an image: it is empty"),
-        (b"no image at all", {}, ValueError, "it has no format that Pillow knows"),
+        (b"no image at all", {}, ValueError, "Pillow does not support its format"),
         (io.StringIO("text"), {}, TypeError, "open for reading bytes"),
         (5, {}, TypeError, "not as int"),
         ("/nowhere/a.jpg", {}, FileNotFoundError, "nowhere"),

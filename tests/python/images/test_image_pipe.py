@@ -13,8 +13,8 @@ import pytest
 from needing import needs
 
 pytest.importorskip("PIL.Image", reason="images are decoded by Pillow")
-pytest.importorskip("simplejpeg", reason="JPEG files of all kinds are made by it")
-needs("sklearn", "it ships the photographs")
+pytest.importorskip("simplejpeg", reason="simplejpeg writes the JPEG files of the tests")
+needs("sklearn", "the tests decode its sample photographs")
 
 from pictures import jpeg  # noqa: E402
 from resuming import begun, check_resumes, epochs_of  # noqa: E402

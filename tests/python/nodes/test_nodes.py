@@ -169,13 +169,13 @@ test_a_wrong_argument_raises_an_error_that_names_node_and_argument = refuses(
 )
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this is about machines without a CUDA device")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the test needs a machine without a CUDA device")
 def test_pinning_without_cuda_raises_an_error_at_once() -> None:
     with pytest.raises(RuntimeError, match="PinMemory needs a CUDA device"):
         tn.PinMemory(numbers(1))
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="the test needs a CUDA device")
 def test_tensors_are_pinned_and_the_structure_is_kept() -> None:
     loader = tn.Loader(tn.PinMemory(tn.Mapper(numbers(4), lambda number: {"x": torch.full((2,), number)})))
     iterator = iter(loader)

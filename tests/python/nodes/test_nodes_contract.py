@@ -36,7 +36,7 @@ class Recorder(tn.BaseNode[Any]):
             self.position = 0 if initial_state is None else initial_state["position"]
 
     def next(self) -> Any:
-        assert self.position is not None, "an item was asked for before a reset"
+        assert self.position is not None, "an item was requested before reset()"
         with self.called("e" if self.position == self.size else "n"):
             if self.position == self.size:
                 raise StopIteration
@@ -44,13 +44,13 @@ class Recorder(tn.BaseNode[Any]):
             return self.position - 1
 
     def get_state(self) -> dict[str, Any]:
-        assert self.position is not None, "a state was asked for before a reset"
+        assert self.position is not None, "a state was requested before reset()"
         with self.called("g"):
             self.saved.append({"position": self.position})
             return {"position": self.position}
 
     def called(self, note: str) -> Any:
-        assert self.calling.acquire(blocking=False), "two calls at once"
+        assert self.calling.acquire(blocking=False), "two threads called the node at once"
         self.calling.release()
         self.notes += note
         return self.calling
@@ -111,7 +111,7 @@ def test_every_node_calls_its_sources_as_documented_in_the_guide(inner: str, out
     assert recorder.notes.startswith("R")
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
-    assert not re.search("e[ng]*n", recorder.notes.replace("R", "R ")), "it was read on after its end"
+    assert not re.search("e[ng]*n", recorder.notes.replace("R", "R ")), "the node was read after its end"
     recorder = Recorder()
     with make(recorder) as loader:
         for most in (1, 2, None):

@@ -172,9 +172,9 @@ def test_the_snapshot_of_the_beginning_is_waited_for() -> None:
     thread.start()
     assert store.get_initial_snapshot(thread, timeout=20) == {"position": 0}
     thread.join()
-    with pytest.raises(RuntimeError, match="did not come: its thread has ended"):
+    with pytest.raises(RuntimeError, match="did not arrive: its thread has ended"):
         store.get_initial_snapshot(ended(), timeout=20)
-    with pytest.raises(RuntimeError, match=r"has not come within 0.1 s"):
+    with pytest.raises(RuntimeError, match=r"did not arrive within 0.1 s"):
         store.get_initial_snapshot(threading.main_thread(), timeout=0.1)
 
 

@@ -194,7 +194,7 @@ def test_the_frequency_of_snapshots_bounds_how_much_is_read_again() -> None:
 def test_a_state_of_data_that_has_become_shorter_raises_an_error_and_does_not_hang() -> None:
     node = tn.Prefetcher(numbers(3), 2, snapshot_frequency=0)
     node.reset({"snapshot": {"_num_yielded": 0}, "steps_since_snapshot": 5})
-    with pytest.raises(ValueError, match="saved 5 items after the source's, but the source ended after 3"):
+    with pytest.raises(ValueError, match="needs 5 more items of the source, but the source ended after 3"):
         next(node)
     assert list(node) == []
 

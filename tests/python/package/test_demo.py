@@ -14,7 +14,7 @@ from needing import needs
 
 
 def test_the_demo_trains_survives_a_killed_worker_and_resumes(tmp_path: Path) -> None:
-    needs("sklearn", "the demo learns with it")
+    needs("sklearn", "the demo trains with sklearn")
     arguments = ["-m", "demo", "--data-dir", str(tmp_path), "--photographs", "128", "--batch-size", "8"]
     found = run_python(*arguments, PYTHONPATH=os.pathsep.join((python_path(), EXAMPLES)))
     assert found.returncode == 0, found.stdout + found.stderr
@@ -39,7 +39,7 @@ def test_the_demo_trains_survives_a_killed_worker_and_resumes(tmp_path: Path) ->
 def test_without_torch_the_bench_reports_that_there_is_nothing_to_compare_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    needs("sklearn", "the demo learns with it")
+    needs("sklearn", "the demo trains with sklearn")
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "torch" else find(name, *more))
     demo.__main__.main(["--data-dir", str(tmp_path), "--photographs", "16", "--epochs", "1", "--batch-size", "4"])

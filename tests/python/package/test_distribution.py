@@ -31,11 +31,11 @@ def test_version_license_and_requirements_of_the_conda_recipe_match_the_project(
     needed = {line.strip().removeprefix("- ").replace(" ", "") for line in run.splitlines()}
     assert needed == {"python", *PROJECT["dependencies"]}
     oldest = PROJECT["requires-python"].removeprefix(">=")
-    assert f"- python {oldest}.*" in RECIPE, "an abi3 build is made by the oldest Python"
+    assert f"- python {oldest}.*" in RECIPE, "the oldest Python builds the abi3 wheel"
 
 
 def test_the_conda_recipe_renders() -> None:
-    rattler_build = pytest.importorskip("rattler_build", reason="it reads recipes")
+    rattler_build = pytest.importorskip("rattler_build", reason="rattler_build reads the conda recipe")
     recipe = rattler_build.Stage0Recipe.from_yaml(RECIPE)
     pins = rattler_build.VariantConfig({"c_stdlib": ["sysroot"], "c_stdlib_version": ["2.28"]})
     [rendered] = recipe.render(pins)

@@ -36,7 +36,7 @@ def test_the_distribution_has_the_version_that_the_import_names() -> None:
     try:
         installed = metadata.version("torchdata-rs")
     except metadata.PackageNotFoundError:
-        pytest.skip("the package is on the path, but not installed")
+        pytest.skip("torchdata-rs is importable, but not installed")
     assert own == installed
     assert tuple(map(int, kept.split("."))) >= (0, 9)
 
@@ -68,7 +68,7 @@ SOURCES = sorted(
 def test_every_source_file_has_a_docstring() -> None:
     assert len(SOURCES) > 300
     silent = [path for path in SOURCES if not _describes_itself(path)]
-    assert not silent, f"begin these with a sentence that says what they are: {silent}"
+    assert not silent, f"these entries do not begin with a sentence: {silent}"
 
 
 def _describes_itself(path: Path) -> bool:
@@ -88,7 +88,7 @@ def examples() -> list[tuple[str, str]]:
 def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Path) -> None:
     code, shown = examples()[number]
     if "torchdata.stateful_dataloader" in code:
-        needs("torch", "it is a loader of torch's")
+        needs("torch", "the block uses a loader of torch")
     script = tmp_path / "example.py"
     script.write_text(code, encoding="utf-8")
     run = run_program(script, server=with_torch() if doc_blocks.NEEDS_TORCH.search(code) else without_torch())
@@ -111,7 +111,7 @@ def lacks() -> list[str]:
 def test_existing_features_are_not_reported_as_missing() -> None:
     """If the documents call a feature missing, a comment contains a program that must fail until the feature exists."""
     entries = lacks()
-    assert entries, "no list of what is not there yet"
+    assert entries, "the page lists no missing features"
     for entry in entries:
         programs = FAILS.findall(entry)
         assert programs, f"add <!-- fails: a program that fails --> to {entry!r}"
@@ -211,7 +211,7 @@ def test_the_examples_of_a_page_print_what_it_shows(page: Path, tmp_path: Path) 
     examples = doc_blocks.examples(page)
     for package in ("torch", "accelerate", "jax"):
         if any(re.search(rf"^ *(import|from) {package}\b", one.block.code, re.M) for one in examples):
-            needs(package, f"{page.name} shows how to use it")
+            needs(package, f"the code blocks of {page.name} use this package")
     for example, printed in zip(examples, doc_blocks.printed(page, tmp_path), strict=True):
         location = f"{page}, line {example.block.line}"
         assert doctest.OutputChecker().check_output(example.shown, printed, doctest.ELLIPSIS), f"{location}: {printed}"
@@ -224,8 +224,8 @@ def test_a_block_of_code_that_is_not_run_has_a_reason_in_the_source(page: Path) 
             needs_reason = block.language in ("sh", "yaml", "{literalinclude}")
             known = needs_reason or block.language in ("{toctree}", "{include}")
             assert known, f"{page}, line {block.line}: is {block.language!r} code to run?"
-            assert block.reason or not needs_reason, f"{page}, line {block.line}: nobody runs this; say why"
-        assert block.reason != "", f"{page}, line {block.line}: say why it is not run"
+            assert block.reason or not needs_reason, f"{page}, line {block.line}: no test runs this; state why"
+        assert block.reason != "", f"{page}, line {block.line}: state why the block is not run"
 
 
 @each_page

@@ -38,7 +38,7 @@ def test_every_example_is_run_here() -> None:
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_an_example_learns_to_recognize_digits(name: str) -> None:
-    needs("mpi4py" if "mpi" in name else "torch", reason=f"{name} needs it")
+    needs("mpi4py" if "mpi" in name else "torch", reason=f"the example {name} uses this package")
     printed = LAUNCHERS[name](EXAMPLES / name)
     accuracies = [float(found) for found in re.findall(r"([\d.]+)% of the test digits", printed)]
     assert len(accuracies) == 5, printed
@@ -49,6 +49,6 @@ def test_an_example_learns_to_recognize_digits(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "package"), [("dgl_graphbolt.py", "dgl"), ("torchtitan_loader.py", "torchtitan")])
 def test_a_loader_of_another_project_runs_on_this_package(name: str, package: str) -> None:
-    needs(package, reason="it is what is tried")
+    needs(package, reason=f"{name} runs this package")
     printed = run(sys.executable, str(EXAMPLES / "clients" / name))
     assert re.findall(r": (True|False)$", printed, re.M) == ["True", "True"]

@@ -128,5 +128,5 @@ print(type(IterableWrapper([[1, 2], [3]]).pack(3)).__module__)
 
 
 def test_torch_s_pipes_find_lazily_imported_forms() -> None:
-    pytest.importorskip("torch", reason="the pipes are torch's")
+    pytest.importorskip("torch", reason="the test uses torch's own pipes")
     assert run(FOUND_BY_TORCHS) == "torchdata.datapipes.iter\n"

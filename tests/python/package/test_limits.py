@@ -25,7 +25,7 @@ def test_the_page_has_the_numbers_of_the_code() -> None:
     assert [row for row in rows if row not in page] == []
 
 
-@pytest.mark.skipif(PORTABLE, reason="the fallback keeps the descriptors by which it reserves room")
+@pytest.mark.skipif(PORTABLE, reason="the portable fallback keeps file descriptors open to reserve space")
 def test_main_holds_the_documented_number_of_descriptors_for_each_worker() -> None:
     held_for(1)  # Some files are opened only once per process, by the first loader.
     each, rest = divmod(held_for(6) - held_for(2), 4)

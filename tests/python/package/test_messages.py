@@ -264,7 +264,7 @@ def test_a_message_holds_the_fragment_that_old_code_matches(row: tuple[Any, ...]
 def test_a_file_that_is_not_written_in_time_raises_an_on_disk_cache_exception(reader: str, tmp_path: Path) -> None:
     pipe: Any = cached(tmp_path, "a", timeout=0.1)
     if reader != "pipe":
-        data = pytest.importorskip("torch.utils.data", reason="this is about torch's DataLoader")
+        data = pytest.importorskip("torch.utils.data", reason="the test uses torch's DataLoader")
         pipe = data.DataLoader(pipe, batch_size=None, num_workers=1)
     begun, release = threading.Event(), threading.Event()
 

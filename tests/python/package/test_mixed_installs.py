@@ -42,7 +42,7 @@ def test_a_package_whose_front_door_upstream_has_replaced_warns_and_names_the_re
     version: str, packages: list[str], site: Path
 ) -> None:
     if "nodes" in packages:
-        needs("torch", "these packages import it")
+        needs("torch", "the installed packages import torch")
     ours = (site / "torchdata" / "__init__.py").read_text()
     assert "belongs to torchdata-rs" not in warnings_of(site, *packages)
     try:

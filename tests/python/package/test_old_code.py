@@ -31,7 +31,7 @@ URL = "https://reviews.invalid/reviews.csv"
 SHA256 = hashlib.sha256(b"what the URL leads to").hexdigest()
 
 def download(url):
-    raise ConnectionError(f"there is no network in tests, and {url} was asked for")
+    raise ConnectionError(f"tests have no network, but {url} was requested")
 
 def reviews(root):
     def path_of(url):
@@ -127,7 +127,7 @@ def archives(tmp_path: Path) -> Path:
 
 def theirs() -> Any:
     return pytest.importorskip(
-        "torch.utils.data.datapipes.utils.common", reason="it is about torch's own StreamWrapper"
+        "torch.utils.data.datapipes.utils.common", reason="the test uses torch's own StreamWrapper"
     )
 
 

@@ -103,7 +103,7 @@ MODULES = [(module, names) for release in RELEASES for module, names in release[
 
 def imported(module: str) -> Any:
     if module.startswith(("torchdata.stateful_dataloader", "torchdata.nodes")):
-        pytest.importorskip("torch", reason=f"{module.split('.')[1]} needs it")
+        pytest.importorskip("torch", reason=f"{module} needs torch")
     return importlib.import_module(module)
 
 

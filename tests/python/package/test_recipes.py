@@ -41,7 +41,7 @@ def run(code: str, folder: Path, **environment: str) -> str:
 
 
 def test_ranks_make_equally_many_steps(tmp_path: Path) -> None:
-    needs("torch", reason="the recipe is for it")
+    needs("torch", reason="the recipe trains with torch")
     code = block("recipes/training.md", "DistributedDataParallel(torch")
     steps = re.findall(r"rank (\d): (\d) steps", "".join(on_two_ranks(code, tmp_path)))
     assert sorted(rank for rank, _ in steps) == ["0", "0", "1", "1"]
@@ -49,8 +49,8 @@ def test_ranks_make_equally_many_steps(tmp_path: Path) -> None:
 
 
 def test_lightning_and_the_trainer_of_transformers_take_their_loaders_from_the_recipes(tmp_path: Path) -> None:
-    needs("lightning", reason="a recipe is for it")
-    needs("transformers", reason="a recipe is for it")
+    needs("lightning", reason="a recipe uses lightning")
+    needs("transformers", reason="a recipe uses transformers")
     both = block("recipes/training.md", "lightning.Trainer") + block("recipes/training.md", "MyTrainer")
     resuming = block("guides/checkpoints.md", "import lightning")
     resuming = f"{blocks('guides/checkpoints.md')[0]}import os, tempfile\n{resuming}print('it went on')\n"
@@ -67,8 +67,8 @@ def shard(keys: list[str]) -> bytes:
 
 
 def test_shards_are_read_from_a_bucket(tmp_path: Path) -> None:
-    needs("moto", reason="a server of S3")
-    needs("obstore", reason="it is an extra")
+    needs("moto", reason="moto simulates an S3 server")
+    needs("obstore", reason="the recipe reads from S3")
     shards = {f"train/{number}.tar": shard([f"{number}0", f"{number}1"]) for number in range(3)}
     with s3_server() as endpoint:
         fill(endpoint, {"bucket": shards}).close()
@@ -78,7 +78,7 @@ def test_shards_are_read_from_a_bucket(tmp_path: Path) -> None:
 
 
 def test_ranks_save_and_load_one_distributed_checkpoint(tmp_path: Path) -> None:
-    needs("torch", reason="the recipe is for its checkpoints")
+    needs("torch", reason="the recipe saves checkpoints with torch")
     recipe = block("guides/checkpoints.md", "class LoaderState")
     classes = recipe[: recipe.index('if __name__ == "__main__":')]
     body = f"""
@@ -153,8 +153,8 @@ accelerator.end_training()
 
 @pytest.fixture
 def accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs("torch", reason="accelerate is a library for it")
-    needs("accelerate", reason="it is what is tried here")
+    needs("torch", reason="accelerate needs torch")
+    needs("accelerate", reason="the recipe uses accelerate")
     rank_forkserver.imports("accelerate")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
 
@@ -178,6 +178,6 @@ def test_prepare_changes_loaders_as_the_guide_states(tmp_path: Path) -> None:
     assert of_both("readers") == [[[0, 0], [0, 0]]] * 2, "rank 0 reads for all"
     assert of_both("dispatched") == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
     assert of_both("same") == [True, True]
-    assert of_both("ours") == [[0, 1, 2]] * 2, "it shares nothing out"
+    assert of_both("ours") == [[0, 1, 2]] * 2, "the loader divides no items among ranks"
     assert of_both("syncs of ours") == [[False, True, False] + [True, False, True]] * 2
     assert of_both("syncs of accelerate's") == [[False, True, True] * 2] * 2

@@ -171,7 +171,7 @@ def test_the_picture_of_a_pipe_shows_what_the_pipe_does_and_fits_a_phone(
     with pipe_pictures.sample_files():
         made = pipe_pictures.outputs(sample, group)
         picture = pipe_pictures.draw(sample, made)
-    assert any(made), "nothing comes out"
+    assert any(made), "the example yields no items"
     drawing = ElementTree.fromstring(picture)
     assert float(drawing.get("viewBox", "").split()[2]) <= 350
     written = [element.text for element in drawing.iter("{http://www.w3.org/2000/svg}text")]

@@ -59,7 +59,7 @@ def test_a_lister_that_finds_nothing_names_an_existing_file(tmp_path: Path) -> N
     assert caught[0].filename == __file__
     for name in ("a.jpg", "b.jpg"):
         (tmp_path / name).touch()
-    words = r"^FileLister found no file that matches '\*\.JPG', but others, such as '.*[ab]\.jpg'$"
+    words = r"^FileLister found no file that matches '\*\.JPG', but other files, such as '.*[ab]\.jpg'$"
     for root in (tmp_path, tmp_path / "a.jpg"):
         with pytest.warns(UserWarning, match=words) as caught:
             assert list(FileLister(str(root), "*.JPG")) == []
@@ -224,7 +224,7 @@ def test_a_generator_among_the_items_leads_to_flatmap() -> None:
     pipe = IterableWrapper(range(8)).sharding_filter().map(yields_twice)
     with DataLoader2(pipe, num_workers=1) as loader, pytest.raises(TypeError) as caught:
         list(loader)
-    assert "a function that yields is for `.flatmap(fn)`, not for `.map(fn)`" in caught.value.__notes__[0]
+    assert "pass a function that yields to `.flatmap(fn)` instead of `.map(fn)`" in caught.value.__notes__[0]
 
 
 def test_an_error_explains_where_to_define_a_function_that_is_below_the_main_guard(tmp_path: Path) -> None:
@@ -243,8 +243,8 @@ def test_an_error_explains_where_to_define_a_function_that_is_below_the_main_gua
         """
     found = run(tmp_path, program)
     assert found.returncode == 1
-    assert "'half' is defined under `if __name__ == \"__main__\":`" in found.stderr
-    assert "define it above, at the top level of the program" in found.stderr
+    assert "'half' is defined inside `if __name__ == \"__main__\":`" in found.stderr
+    assert "define the name above the block, at the top level of the program" in found.stderr
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -262,7 +262,7 @@ def test_a_program_without_a_main_guard_gets_one_error_that_explains_it(tmp_path
     assert found.returncode == 1
     assert found.stderr.count("Traceback") == 1, found.stderr
     assert "bootstrapping" not in found.stderr
-    assert 'put what makes and reads the loader under `if __name__ == "__main__":`' in found.stderr
+    assert 'put the code that creates and reads the loader under `if __name__ == "__main__":`' in found.stderr
 
 
 def test_a_process_of_the_program_gets_the_same_error_and_exits(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_a_loop_next_to_iter_gets_an_error_or_continues_and_the_new_epoch_is_com
     assert sorted(int(item) for item in made) == list(range(COUNT))
     if isinstance(made, StatefulDataLoader) and not made.persistent_workers:
         assert reader.ended() == ""
-        assert sorted(reader.got) == list(range(COUNT)), "each iterator is an epoch of its own"
+        assert sorted(reader.got) == list(range(COUNT)), "each iterator has its own epoch"
     else:
         assert "iter(" in reader.ended() or "another iterator has been created" in reader.ended()
 
@@ -201,7 +201,7 @@ def test_a_loop_next_to_iter_gets_an_error_or_continues_and_the_new_epoch_is_com
 def test_threads_can_begin_epochs_at_the_same_time(made: Any) -> None:
     readers = [Reader(made) for _ in range(2)]
     whole = [reader.got for reader in readers if reader.ended() == ""]
-    assert whole, "one of them is the last one to begin"
+    assert whole, "the last iterator reads its whole epoch"
     assert sorted(whole[-1]) == list(range(COUNT))
 
 
@@ -345,8 +345,8 @@ def test_a_forked_child_reads_a_copied_iterator_only_if_it_has_neither_threads_n
     if request.node.callspec.params["made"] == "DataLoader2 with workers":
         assert shown.startswith(f"RuntimeError: this DataLoader2 belongs to process {os.getpid()}")
     else:
-        assert shown == str(COUNT), "the child may begin an epoch of its own"
-    assert sum(1 for _ in iterator) == COUNT - 1, "the parent does not notice"
+        assert shown == str(COUNT), "the child may begin its own epoch"
+    assert sum(1 for _ in iterator) == COUNT - 1, "the parent is not affected"
 
 
 @families()

@@ -16,7 +16,7 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.state import save_state
 
-torch = pytest.importorskip("torch", reason="this is about living with torch")
+torch = pytest.importorskip("torch", reason="the tests use torch beside this package")
 data = torch.utils.data
 
 

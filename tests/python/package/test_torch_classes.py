@@ -15,7 +15,7 @@ from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.utils import StreamWrapper, janitor
 from torchdata.datapipes.utils._streams import detached
 
-torch = pytest.importorskip("torch", reason="this is about living with torch")
+torch = pytest.importorskip("torch", reason="the tests use torch beside this package")
 data = torch.utils.data
 
 
@@ -259,7 +259,7 @@ def test_snapshots_of_torch_restore_our_pipes_by_the_number_of_yielded_items() -
         restore(fresh, 1)
     assert list(fresh) == list(iterator)
     assert fresh._number_of_samples_yielded == 10
-    assert len(list(fresh)) == 10, "the next iteration begins anew"
+    assert len(list(fresh)) == 10, "the next iteration begins at the first item"
 
 
 def test_a_pickled_batch_shuffler_that_torch_marks_as_restored_continues_in_the_same_order() -> None:
@@ -277,4 +277,4 @@ def test_a_pickled_batch_shuffler_that_torch_marks_as_restored_continues_in_the_
         pickled._snapshot_state = _SnapshotState.Restored
         rest = list(iterator)
         assert list(pickled) == rest
-        assert len(list(pickled)) == 8, "the next iteration begins anew"
+        assert len(list(pickled)) == 8, "the next iteration begins at the first item"

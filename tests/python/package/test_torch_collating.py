@@ -66,7 +66,7 @@ class Odd:
 def test_items_that_cannot_be_stacked_are_collated_by_torch() -> None:
     with loader(IterableWrapper(range(2)).sharding_filter().map(Odd()), 2) as dl:
         first, second, *_ = dl
-    assert collate.default_collate_fn_map[torch.Tensor] is collate.collate_tensor_fn, "main has torch's own table"
+    assert collate.default_collate_fn_map[torch.Tensor] is collate.collate_tensor_fn, "torch's own table is unchanged"
     assert torch.equal(first, torch.ones(2, 3, dtype=torch.complex64))
     assert "equal size" in second
 

@@ -88,7 +88,7 @@ def test_a_batch_has_tokens_positions_within_documents_and_next_tokens(documents
 def test_a_state_resumes_exactly_after_a_repetition(documents: str, workers: int) -> None:
     with loader(documents) as made:
         whole = read(made, 250)
-    assert whole[:80] != whole[80:160], "each repetition has an order of its own"
+    assert whole[:80] != whole[80:160], "each repetition has its own order"
     with loader(documents) as made:
         read(made, 200)
         state = made.state_dict()

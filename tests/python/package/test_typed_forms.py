@@ -164,7 +164,7 @@ indexed = StatefulDataLoader(range(3), batch_size=2)
 
 
 def checked(code: str, folder: Path) -> list[str]:
-    pytest.importorskip("mypy", reason="mypy is a tool of development")
+    pytest.importorskip("mypy", reason="the test runs mypy")
     sample = folder / "sample.py"
     sample.write_text(code, encoding="utf-8")
     # mypy can reuse the cache of `make lint`, because it runs in the same folder with the same options.

@@ -101,7 +101,7 @@ def test_a_state_before_the_first_loop_starts_nothing_and_changes_no_order() -> 
     after = torch.get_rng_state()
     torch.manual_seed(77)
     lists(loader())
-    assert torch.equal(torch.get_rng_state(), after), "the program's generator moves on as by torch's loader"
+    assert torch.equal(torch.get_rng_state(), after), "torch's loader advances the generator equally"
 
 
 @pytest.mark.parametrize("every", [1, 10])
@@ -123,7 +123,7 @@ def test_a_state_is_expensive_if_each_of_three_took_long_for_a_batch() -> None:
     for cost in (0.03, 0.03, 1e-5):
         assert cadence.is_due(100.0, 0.001)
         cadence.took(100.0, cost)
-    assert cadence.is_due(100.0, 0.001), "a process may be held up twice"
+    assert cadence.is_due(100.0, 0.001), "two slow snapshots are tolerated"
     for _ in range(3):
         cadence.took(100.0, 0.03)
     assert not cadence.is_due(100.1, 0.001)

@@ -133,11 +133,11 @@ def test_the_keys_of_a_state_are_the_same_before_inside_and_after_an_epoch(kind:
 def test_the_state_of_a_new_loader_begins_neither_an_epoch_nor_workers() -> None:
     class Beginning(TakesOnce):
         def __iter__(self) -> Iterator[Any]:
-            raise AssertionError("an epoch begins")
+            raise AssertionError("the iterator began an epoch")
 
     class Ordering(IteratorKnows):
         def __iter__(self) -> Iterator[int]:
-            raise AssertionError("an epoch begins")
+            raise AssertionError("the iterator began an epoch")
 
     for workers in (0, 2):
         before = multiprocessing.active_children()

@@ -155,7 +155,7 @@ def test_ctrl_c_at_random_moments_neither_loses_nor_repeats_a_batch(kind: str) -
     expected = [plain(batch) for batch in loaders()[kind]()]
     presses = seed = 0
     while seed < 2 or presses < 8:  # An epoch takes milliseconds, so some presses of Ctrl-C are too late.
-        assert seed < 30, "Ctrl-C hardly ever came"
+        assert seed < 30, "Ctrl-C interrupted too few runs"
         seed_all(3)
         loader = loaders()[kind]()
         got, more = taken(loader, seed)
@@ -437,7 +437,7 @@ def test_the_second_ctrl_c_ends_a_sampler_that_hangs() -> None:
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)
                 noted.append(len(noted))
-            raise AssertionError("the second press was kept back, too")
+            raise AssertionError("the second Ctrl-C was deferred, too")
 
     noted: list[int] = []
     loader = StatefulDataLoader(Indexed(12), None, sampler=Hanging(12), num_workers=2)

@@ -60,7 +60,7 @@ def processes() -> Iterator[FreshProcesses]:
 
 @pytest.fixture(scope="module", params=LIBRARIES)
 def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
-    needs(request.param, "it is what is tried here")
+    needs(request.param, "the test uses this package")
 
     def run(workers: int, folder: Path, **more: Any) -> Any:
         options = {"library": request.param, "workers": workers, "folder": folder}
@@ -89,7 +89,7 @@ def test_a_library_s_trainer_resumes_in_a_new_process_as_if_it_had_not_been_stop
 
 @pytest.mark.parametrize(("workers", "taken"), [(0, 3), (2, 3)])
 def test_an_iterable_dataset_of_huggingface_saves_its_own_position(workers: int, taken: int) -> None:
-    datasets = pytest.importorskip("datasets", reason="it is what is tried here")
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
 
     def rows(shards: list[int]) -> Iterator[dict[str, int]]:
         for shard in shards:

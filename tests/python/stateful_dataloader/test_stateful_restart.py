@@ -154,12 +154,12 @@ def test_out_of_order_a_worker_that_was_suspended_between_two_epochs_is_replaced
     loader = loader_of(range(1), timeout=0.4, on_timeout="restart", **options)
     assert len([*loader]) == 1
     kill(loader, 0, signal.SIGSTOP)
-    with pytest.warns(RuntimeWarning, match="process 0 .*was killed for it"):
+    with pytest.warns(RuntimeWarning, match="process 0 .*was therefore killed"):
         assert len([*loader]) == 1
 
 
 @pytest.mark.usefixtures("folder")
-@pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")
+@pytest.mark.filterwarnings("ignore:.*was therefore killed:RuntimeWarning")
 @pytest.mark.parametrize(("dataset", "persistent"), [(Drawn, True), (Stream, False)])
 def test_stopped_workers_do_not_change_the_items(dataset: Any, persistent: bool) -> None:
     expected = read(loader_of(dataset(), "error", persistent_workers=persistent), {}, breaks=3)

@@ -105,13 +105,13 @@ def test_a_collate_function_resumes_with_its_state_over_a_stream_without_a_state
 def test_an_error_of_an_ended_stream_that_loads_its_state_is_raised(options: Any) -> None:
     class Refuses(TakesOnce):
         def load_state_dict(self, state: Any) -> None:
-            raise LookupError("it takes no state")
+            raise LookupError("the stream cannot load a state")
 
     loader = StatefulDataLoader(TakesOnce(), batch_size=None, timeout=60 * bool(options), **options)
     advanced(loader, 8)
     later = StatefulDataLoader(Refuses(), batch_size=None, timeout=60 * bool(options), **options)
     loaded(later, loader.state_dict())
-    with pytest.raises(LookupError, match="it takes no state"):
+    with pytest.raises(LookupError, match="the stream cannot load a state"):
         list(later)
 
 

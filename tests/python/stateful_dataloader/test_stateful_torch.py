@@ -198,7 +198,7 @@ def test_more_workers_than_cores_cause_a_warning() -> None:
 
 def test_pinning_without_an_accelerator_warns_and_yields_batches() -> None:
     if torch.accelerator.is_available():
-        pytest.skip("this machine has an accelerator")
+        pytest.skip("the test needs a machine without an accelerator")
     with pytest.warns(UserWarning, match="no accelerator is found"):
         assert [batch.tolist() for batch in StatefulDataLoader(range(2), pin_memory=True)] == [[0], [1]]
 

@@ -28,7 +28,7 @@ def loader_of(items: int, workers: int = 2, **options: Any) -> DataLoader2[Any]:
 
 
 def scraped(url: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    parser = pytest.importorskip("prometheus_client.parser", reason="it is an extra")
+    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus_client is not installed")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=10) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain")
@@ -39,13 +39,13 @@ def scraped(url: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
         for sample in family.samples:
             values = found.setdefault(sample.name, {})
             labels = tuple(sorted(sample.labels.items()))
-            assert labels not in values, f"{sample.name} is there twice"
+            assert labels not in values, f"{sample.name} occurs twice"
             values[labels] = sample.value
     return found
 
 
 def test_prometheus_scrapes_what_the_loader_counts() -> None:
-    pytest.importorskip("prometheus_client", reason="it is an extra")
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     with loader_of(40, stats="full") as loader, metrics.prometheus(loader, 0, rank=3) as server:
         before = scraped(server.url)
         assert before["torchdata_items_total"] == {(("rank", "3"),): 0.0}
@@ -58,7 +58,7 @@ def test_prometheus_scrapes_what_the_loader_counts() -> None:
     assert [page["torchdata_items_total"][rank,] for page in (one, two, again)] == [40, 80, 80]
     assert two["torchdata_epoch"][rank,] == 2
     assert one["torchdata_items_per_second"][rank,] > 0
-    assert again["torchdata_items_per_second"][rank,] == 0, "since the scrape before"
+    assert again["torchdata_items_per_second"][rank,] == 0, "no items arrived since the last scrape"
     assert 0 < two["torchdata_waiting_seconds_total"][rank,] <= two["torchdata_epoch_seconds_total"][rank,]
     for name in ("restarts_total", "shared_memory_bytes", "process_cpu_seconds_total"):
         assert f"torchdata_{name}" in two
@@ -75,7 +75,7 @@ def test_prometheus_scrapes_what_the_loader_counts() -> None:
 @pytest.mark.filterwarnings("ignore:.*A new process replaced it")
 @pytest.mark.parametrize("dispatched", [False, True])
 def test_no_counter_decreases_when_a_process_is_replaced(dispatched: bool) -> None:
-    pytest.importorskip("prometheus_client", reason="it is an extra")
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     pipe = IterableWrapper(range(60))
     shared = pipe.sharding_round_robin_dispatch(MULTIPROCESSING) if dispatched else pipe.sharding_filter()
     service = MultiProcessingReadingService(2, "fork", on_worker_exit="restart")
@@ -104,7 +104,7 @@ def test_no_counter_decreases_when_a_process_is_replaced(dispatched: bool) -> No
 
 
 def test_a_server_can_end_and_can_outlive_its_loader() -> None:
-    pytest.importorskip("prometheus_client", reason="it is an extra")
+    pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     loader = loader_of(10)
     server = metrics.prometheus(loader, 0)
     list(loader)
@@ -119,7 +119,7 @@ def test_a_server_can_end_and_can_outlive_its_loader() -> None:
 
 
 def test_two_loaders_share_a_registry_of_the_program() -> None:
-    client = pytest.importorskip("prometheus_client", reason="it is an extra")
+    client = pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
     with loader_of(10) as one, loader_of(20) as other:
         registries = [client.CollectorRegistry(), client.CollectorRegistry()]
         for registry, loader in zip(registries, (one, other), strict=True):

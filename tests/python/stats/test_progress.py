@@ -35,8 +35,8 @@ print("done", count)
 
 
 def run_in_terminal(tmp_path: Path, length: str) -> str:
-    pytest.importorskip("pyte", reason="a terminal is looked at by it")
-    pytest.importorskip("tqdm", reason="it is an extra")
+    pytest.importorskip("pyte", reason="pyte emulates a terminal")
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
     (tmp_path / "program.py").write_text(PROGRAM)
     screen = Screen("-W", "error", str(tmp_path / "program.py"), length, rows=30, columns=100)
     try:
@@ -67,7 +67,7 @@ def test_a_terminal_shows_rate_fraction_and_waiting(tmp_path: Path) -> None:
     assert re.search(r"[\d.]+ ?items?/s", text)
     shares = [int(found) for found in re.findall(r"(\d+) % waiting", text)]
     assert shares
-    assert max(shares) > 80, "the worker is all that this program waits for"
+    assert max(shares) > 80, "the program only waits for the worker"
 
 
 def test_an_epoch_of_unknown_length_has_no_fraction(tmp_path: Path) -> None:
@@ -102,10 +102,10 @@ print(sum(1 for _ in bar))
 
 @pytest.mark.filterwarnings("default")  # the libraries that run notebooks emit warnings
 def test_a_notebook_shows_the_bar_below_its_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    nbclient = pytest.importorskip("nbclient", reason="it runs notebooks")
-    nbformat = pytest.importorskip("nbformat", reason="it makes notebooks")
-    pytest.importorskip("ipykernel", reason="it runs the cells of notebooks")
-    pytest.importorskip("tqdm", reason="it is an extra")
+    nbclient = pytest.importorskip("nbclient", reason="nbclient runs the notebooks of the tests")
+    nbformat = pytest.importorskip("nbformat", reason="nbformat creates the notebooks of the tests")
+    pytest.importorskip("ipykernel", reason="ipykernel runs the cells of notebooks")
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
     monkeypatch.setenv("PYTHONPATH", str(Path(torchdata.__file__).resolve().parents[1]))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3").execute()
@@ -121,7 +121,7 @@ class TextOfATerminal(io.StringIO):
 
 
 def test_leaving_the_loop_closes_the_bar_and_the_loader_continues() -> None:
-    pytest.importorskip("tqdm", reason="it is an extra")
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
     loader = DataLoader2(IterableWrapper(range(50)))
     for _ in range(2):
         file = TextOfATerminal()

@@ -19,7 +19,7 @@ def fail_at_3(item: int) -> int:
 
 @pytest.fixture
 def torch() -> Any:
-    needs("torch", "its profiler records the ranges")
+    needs("torch", "torch's profiler records the ranges")
     import torch
 
     return torch

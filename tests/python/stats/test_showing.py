@@ -34,7 +34,7 @@ class Remote(IterDataPipe[int]):
 
 class Loud:
     def __repr__(self) -> str:
-        raise AssertionError("nobody is to print this")
+        raise AssertionError("this object must not be printed")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_str_of_a_pipe_is_the_chain_with_parameters_and_repr_its_class() -> None
         "4 Zipper() of 2, 3\n"
         "5 Batcher(batch_size=2, drop_last=True)"
     )
-    assert repr(pipe) == "Batcher", "as messages name it"
+    assert repr(pipe) == "Batcher", "repr() names the pipe as messages do"
     assert str(SequenceWrapper([1]).map(str)).splitlines()[1] == "2 Mapper(fn=str)"
     printed: list[str] = []
     printer = type("Printer", (), {"text": staticmethod(printed.append)})
@@ -165,7 +165,7 @@ def test_pictures_are_saved_as_svg(loader: Any, tmp_path: Path) -> None:
     boxes = list(root.iter("{http://www.w3.org/2000/svg}rect"))
     hot = [float(box.get("fill-opacity", "")) for box in boxes if box.get("fill") == "#ef6548"]
     assert max(hot) == pytest.approx(0.8 * max(node.heat or 0.0 for node in nodes), abs=0.01)
-    with pytest.raises(ValueError, match=r"saved as \.svg, not as"):
+    with pytest.raises(ValueError, match=r"saved as an \.svg file, but got"):
         picture.save(tmp_path / "loader.png")
 
 
@@ -194,16 +194,16 @@ def test_a_picture_has_the_colors_of_its_page_or_of_the_reader_s_mode(loader: An
     assert {line.get("stroke") for line in (*by_tag["path"], *by_tag["rect"][1:])} == {"currentColor"}
     ground, *boxes = by_tag["rect"]
     assert ground.get("fill") == "none"
-    assert all(float(box.get("fill-opacity", "1")) <= 0.8 for box in boxes), "the page's ground is seen through"
+    assert all(float(box.get("fill-opacity", "1")) <= 0.8 for box in boxes), "the page's background is visible"
     style = by_tag["style"][0].text or ""
     assert "@media(prefers-color-scheme:dark)" in style
     selectors = re.findall(r"([\w:>. -]+)\{[^{}]*\}", style)
     assert len(selectors) == 4
-    assert all(one.startswith("svg:root") for one in selectors), "in a page another element is the root"
+    assert all(one.startswith("svg:root") for one in selectors), "in an HTML page, the svg element is not the root"
 
 
 def test_to_graph_of_a_loader_has_a_cluster_for_each_kind_of_process(loader: Any) -> None:
-    pytest.importorskip("graphviz", reason="to_graph needs it")
+    pytest.importorskip("graphviz", reason="to_graph needs graphviz")
     for drawn in (to_graph(loader), to_graph(loader.stats())):
         source = drawn.source
         assert source.count("subgraph cluster_") == 3

@@ -131,7 +131,7 @@ def test_a_long_step_and_a_pause_cause_no_warning() -> None:
         if max(calls) < 0.05:  # In a longer epoch, the machine may have paused during a call.
             assert not warned
             return
-    raise AssertionError("this machine stands still all the time")
+    raise AssertionError("this machine pauses too often for the test")
 
 
 def test_a_debugger_causes_no_stall_warning_and_disabled_warnings_stay_off() -> None:
@@ -142,7 +142,7 @@ def test_a_debugger_causes_no_stall_warning_and_disabled_warnings_stay_off() -> 
         if not warned:  # A warning is correct if the machine pauses.
             break
     else:
-        raise AssertionError("each time it was told")
+        raise AssertionError("a warning was issued in each attempt")
     with recorded() as warned, DataLoader2(IterableWrapper([0.2]).map(time.sleep), stall_warning=None) as loader:
         assert list(loader) == [None]
         assert watching_threads() == 0
@@ -186,7 +186,7 @@ def test_a_forked_child_has_no_thread_and_starts_one_with_the_next_item() -> Non
             child = os.fork()
             if child == 0:
                 os._exit(watching_threads() or len(os.listdir("/proc/self/task")) - 1)
-            assert watching_threads() == 0, "not before the next item"
+            assert watching_threads() == 0, "no thread watches before the next item"
             assert os.waitpid(child, 0)[1] == 0
         assert len(list(iterator)) == 95
 

@@ -96,7 +96,7 @@ def test_workers_count_what_they_read_make_and_send(method):
         assert {"worker process 0", "worker process 1", "worker process 2"} == set(stats.waited_for)
         pids = [worker.pid for worker in stats.workers]
     after = dl.stats()
-    assert [worker.pid for worker in after.workers] == pids, "what was counted is kept"
+    assert [worker.pid for worker in after.workers] == pids, "earlier counts are kept"
     assert {process.state for process in after.processes} == {"ended"}
 
 

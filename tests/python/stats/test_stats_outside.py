@@ -191,7 +191,7 @@ def test_a_hung_worker_shows_its_stack_and_continues(program, how):
     assert ("nanosleep" in head) == (how == "asleep")
     assert stack.splitlines()[1].endswith("in step")
     assert "loading.py" in stack
-    assert "_engine" not in stack, "what runs the graph says nothing"
+    assert "_engine" not in stack, "the stack omits frames of the engine"
     assert "main" in stacks["main"][1]
     wait_for(lambda: attached.stats().main.waits_seconds > 0.3)
     # A request for stacks neither ends a process nor interrupts a sleep.
@@ -214,7 +214,7 @@ def test_the_stack_of_a_hanging_worker_thread_is_shown(program):
         assert thread.splitlines()[1].endswith("in step"), thread
         assert "Thread" not in stacks["main"]
     assert process.poll() is None
-    assert attached.stats().workers[1].waits_seconds == 0, "it is the thread that hangs"
+    assert attached.stats().workers[1].waits_seconds == 0, "only the thread hangs, not the worker"
 
 
 def test_a_stopped_process_is_shown_as_stopped(program):
@@ -292,8 +292,8 @@ def test_a_second_loader_causes_no_warning():
                     asked = time.monotonic()
                 return
             except StallWarning:
-                assert time.monotonic() - asked >= 0.5, "a process stood still, which is to be told"
-    raise AssertionError("this machine stands still all the time")
+                assert time.monotonic() - asked >= 0.5, "a paused process must be reported"
+    raise AssertionError("this machine pauses too often for the test")
 
 
 @pytest.fixture

@@ -120,7 +120,7 @@ def test_workers_that_never_begin_an_epoch_leave_no_memory():
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
     service.initialize(pipe)
-    assert len(memories()) == 1, "while they start, main can be asked where it stands"
+    assert len(memories()) == 1, "the main process can report its stack while workers start"
     service.finalize()
     assert memories() == []
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
@@ -177,7 +177,7 @@ def test_no_process_gets_a_signal_without_a_handler_and_faulthandler_has_the_han
     assert signal.getsignal(other) == signal.SIG_DFL
     for number in (0, -1, 1000, signal.SIGKILL, signal.SIGTERM, other):
         assert stacks.ask_for_stack(os.getpid(), number, page["stack"], 0.01) is None
-    assert signal.getsignal(page["signal"]) == signal.SIG_IGN, "what Python would do once the handler is gone"
+    assert signal.getsignal(page["signal"]) == signal.SIG_IGN, "Python ignores the signal without the handler"
     stacks.stop_answering(board, 0)
     assert not faulthandler.unregister(page["signal"])
 
@@ -275,4 +275,4 @@ held = [os.readlink(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/
 print("unharmed", sum("torchdata-stacks" in one for one in held))
 """
     shown = output_of(script)
-    assert shown in ("unharmed 0\n", "unharmed 1\n"), "one descriptor at most, however many loaders there were"
+    assert shown in ("unharmed 0\n", "unharmed 1\n"), "loaders leave at most one descriptor open"

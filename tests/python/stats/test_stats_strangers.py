@@ -56,7 +56,7 @@ def test_a_damaged_board_is_named_and_the_other_boards_are_shown(change, seals, 
     attaching._reported.clear()
     descriptors = [planted(), planted(change, seals), planted()]
     try:
-        with pytest.warns(RuntimeWarning, match=f"process {os.getpid()} has counters that are left out: .*{words}"):
+        with pytest.warns(RuntimeWarning, match=f"process {os.getpid()} has counters that cannot be shown: .*{words}"):
             assert len(find(os.getpid())) == 2
         with warnings.catch_warnings():
             warnings.simplefilter("error")  # A live display searches every second.

@@ -70,7 +70,7 @@ def without(epoch: list[Any], received: list[Any], in_order: bool) -> list[Any]:
 
 def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool = False) -> str:
     if len(found) != len(expected):
-        return f"{len(found)} epochs for {len(expected)}"
+        return f"{len(found)} epochs instead of {len(expected)}"
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):
         ending = cut and number == len(found) - 1
         if in_order:
@@ -79,7 +79,7 @@ def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool 
             left, right = Counter(map(json.dumps, one)), Counter(map(json.dumps, other))
             alike = left <= right if ending else left == right
         if not alike:
-            return f"epoch {number} of these: {shown(one)} for {shown(other)}"
+            return f"epoch {number} of these: {shown(one)} instead of {shown(other)}"
     return ""
 
 
@@ -101,7 +101,7 @@ def table(columns: dict[str, list[Verdict]], categories: tuple[str, ...]) -> lis
 
 def unknown(verdicts: list[Verdict]) -> list[str]:
     reasons = Counter(one.unknowable for one in verdicts if one.unknowable)
-    lines = [f"  programs that are not counted: {sum(reasons.values())}"]
+    lines = [f"  programs that cannot be compared: {sum(reasons.values())}"]
     for reason, count in reasons.most_common():
         exact = sum(not one.wrong for one in verdicts if one.unknowable == reason)
         lines.append(f"    {count}, of which {exact} were exact: {reason}")
@@ -141,7 +141,7 @@ def driver_of(
         return 1
 
     def options_of(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--upstream", help="an interpreter with another torchdata, whose results are also counted")
+        parser.add_argument("--beside", help="an interpreter with another torchdata, which runs the same programs")
 
     # The driver need not fork, because each program already runs in a new process.
     return Driver(lambda seed, _: seed, check, "programs", limit=1000.0, around=around, forks=False, more=options_of)

@@ -104,7 +104,7 @@ CAUSES: dict[str, Cause] = {
         reads=10.0,
         size=10 << 20,
         copied=6 << 20,
-        words={"StatefulDataLoader": "Hold fewer batches, or copy", "DataLoader2": "memory_budget"},
+        words={"StatefulDataLoader": "Keep fewer batches, or copy", "DataLoader2": "memory_budget"},
     ),
     "the first batch opens everything": Cause("first item", "reads", first=30_000.0, reads=2.0, batches=100),
     "workers start slowly": Cause(

@@ -59,7 +59,7 @@ def blocks(page: Path) -> list[Block]:
             opened, comment = None, ""
         else:
             lines.append(line)
-    assert opened is None, f"{page}: the block of line {opened} has no end"
+    assert opened is None, f"{page}: the block at line {opened} is not closed"
     return found
 
 

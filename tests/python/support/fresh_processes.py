@@ -94,7 +94,7 @@ class FreshProcesses:
         while answer.get("number") != self._number:
             line = self._server.stdout.readline()
             if not line:
-                raise RuntimeError(f"the server of {self.python} has ended with {self._server.wait()}")
+                raise RuntimeError(f"the server of {self.python} exited with code {self._server.wait()}")
             answer = json.loads(line)
         if "error" in answer:
             error = RuntimeError(answer["error"])

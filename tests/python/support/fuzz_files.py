@@ -80,7 +80,7 @@ def check(name: str, target: Target, number: int) -> None:
 @contextlib.contextmanager
 def _limited(seconds: int) -> Iterator[None]:
     def ring(*_: object) -> None:
-        raise AssertionError(f"it took longer than {seconds} s")
+        raise AssertionError(f"the target took longer than {seconds} s")
 
     previous = signal.signal(signal.SIGALRM, ring)
     signal.alarm(seconds)
@@ -120,5 +120,5 @@ DRIVER = Driver(
     check_inputs,
     "inputs",
     is_quiet=lambda _: False,
-    more=lambda parser: parser.add_argument("--targets", default="", help="names of targets or parts, with commas"),
+    more=lambda parser: parser.add_argument("--targets", default="", help="parts of target names, with commas"),
 )

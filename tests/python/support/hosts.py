@@ -31,7 +31,7 @@ class LocalActor:
 
     def check(self) -> None:
         if self._is_cut:
-            raise ConnectionError("the host is gone")
+            raise ConnectionError("the host has exited")
 
     def _call(self, pool: str, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
         before, after = self._rng.random() * self._delay, self._rng.random() * self._delay

@@ -32,7 +32,7 @@ def of_the_code() -> list[tuple[str, str]]:
     return [
         (
             'workers that `num_workers="auto"` starts',
-            f"the number of cores less one, but at least {choosing.LEAST} and at most {choosing.MOST}",
+            f"the number of cores minus 1, but at least {choosing.LEAST} and at most {choosing.MOST}",
         ),
         (
             "items that are prefetched by default",
@@ -130,7 +130,7 @@ def measured(size: int, workers: int) -> Iterator[tuple[str, Callable[[], str]]]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", type=int, default=2 << 30, help="bytes of the large item")
-    parser.add_argument("--workers", type=int, default=256, help="how many to start")
+    parser.add_argument("--workers", type=int, default=256, help="the number of workers to start")
     options = parser.parse_args()
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     print(f"{machine.cores()} cores, {memory:.0f} GiB, CPython {platform.python_version()}, {platform.machine()}\n")

@@ -30,7 +30,7 @@ class Loopback:
         thread.start()
         yield from self.collector
         thread.join(120)
-        assert not thread.is_alive(), "the pump did not end"
+        assert not thread.is_alive(), "the forwarding thread did not end"
         if failures:
             raise failures[0]
 

@@ -43,12 +43,12 @@ def nothing_is_left():
         yield
     gc.collect()
     left = set(children()) - before[1]
-    assert not left, f"processes were left behind: {[(state(pid), cmdline(pid)) for pid in left]}"
+    assert not left, f"processes still run: {[(state(pid), cmdline(pid)) for pid in left]}"
     files = shared_files(started) - before[2]
-    assert not files, f"files were left in /dev/shm: {files}"
+    assert not files, f"files remain in /dev/shm: {files}"
     # Up to six descriptors of multiprocessing's resource tracker and fork server are not leaks.
     assert descriptors() <= before[0] + 6, "descriptors were left open"
-    assert shared_mappings() <= before[3], "shared memory was left mapped"
+    assert shared_mappings() <= before[3], "shared memory is still mapped"
 
 
 @pytest.fixture

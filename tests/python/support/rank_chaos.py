@@ -327,7 +327,7 @@ def judge(
             continue
         outcome = rank.find("outcome")
         if outcome is None:
-            broken.append("the victim hangs after it went on" if is_victim else "hang")
+            broken.append("the victim hangs after it continued" if is_victim else "hang")
             shown.append({"rank": rank.rank, "hang": True})
             continue
         since = outcome["at"] - (struck if struck is not None else outcome["at"])
@@ -341,7 +341,7 @@ def judge(
             if len(outcome["counts"]) != EPOCHS:
                 broken.append("not all epochs")
         elif resumes_soon:
-            broken.append("an error though the rank went on in time")
+            broken.append("an error although the rank continued in time")
         elif is_victim:
             if resumed is not None and outcome["at"] - resumed > plan.timeout + GRACE:
                 broken.append("late error of the victim")
@@ -405,8 +405,8 @@ def plan_of(seed: int, options: argparse.Namespace) -> Plan | None:
 
 
 def more(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plans", type=json.loads, help="jobs of one's own, as JSON")
-    parser.add_argument("--results", help="a file for a line of JSON on each job")
+    parser.add_argument("--plans", type=json.loads, help="jobs to run instead of random jobs, as JSON")
+    parser.add_argument("--results", help="write a line of JSON for each job to this file")
 
 
 @contextlib.contextmanager

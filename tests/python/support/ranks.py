@@ -152,7 +152,7 @@ def torchrun(program: Path, ranks: int = 2) -> list[str]:
 def mpirun() -> str:
     candidate = Path(sys.executable).parent / "mpiexec"
     found = str(candidate) if candidate.exists() else shutil.which("mpiexec")
-    assert found is not None, "no mpiexec: pip install mpich"
+    assert found is not None, "mpiexec is not installed: pip install mpich"
     return found
 
 

@@ -14,7 +14,7 @@ import torchdata
 #: Skips a test if Ray is not installed, because some versions of Python lack a wheel of Ray.
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
-    reason="Ray is not installed: it has no wheel for this Python, or none could be had",
+    reason="Ray is not installed: PyPI may have no wheel of Ray for this Python",
 )
 
 #: Runs tests in a separate process, because threads and handlers of Ray would crash children that other tests fork.

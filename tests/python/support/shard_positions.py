@@ -131,7 +131,7 @@ def check(plan: Plan) -> int:
     if plan.kind == "splits":  # several ranks agree on another seed than a single rank
         for number, found in whole.items():
             if found != whole[next(one for one in plan.numbers if one[0] == number[0])]:
-                raise Different(f"{number} gives other epochs than another number of workers")
+                raise Different(f"the epochs with {number} differ from the epochs with other workers")
     saved = states(plan)
     elsewhere("shard_positions", "judge", plan, saved, whole)
     return len(saved) * len(plan.numbers)

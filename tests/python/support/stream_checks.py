@@ -56,9 +56,9 @@ def check_restore(
         assert [keep(next(items)) for _ in range(position)] == whole[:position]
         running = pickle.dumps(save_state(pipe))
         del items
-        assert seeded or count() == before, "no file stays open, although the pipe still exists"
+        assert seeded or count() == before, "no file stays open while the pipe exists"
         abandoned = pickle.dumps(save_state(pipe))
-        assert epoch(map(keep, pipe)) == epoch(whole), "a second iteration starts anew"
+        assert epoch(map(keep, pipe)) == epoch(whole), "a second iteration starts at the first item"
         items = iter(pipe)
         load_state(again := build(), pickle.loads(pickle.dumps(save_state(pipe))))
         assert epoch(map(keep, again)) == epoch(whole), "restored where a later epoch begins"
@@ -70,7 +70,7 @@ def check_restore(
         for state in (pickle.loads(abandoned), loaded, loaded)[: 2 if seeded else 3]:
             load_state(other := build(), state)
             assert [keep(item) for item in other] == whole[position:], position
-        assert epoch(map(keep, other)) == epoch(whole), "the epoch after the restored one is whole"
+        assert epoch(map(keep, other)) == epoch(whole), "the epoch after the restored epoch is complete"
         del other, state, loaded
         assert count() == before
     return whole

@@ -249,10 +249,10 @@ class NeedsArguments(TakesOnce):
         yield from self.rest()
 
     def state_dict(self, consumed: int) -> Any:  # type: ignore[override]
-        raise AssertionError("nobody knows the argument")
+        raise AssertionError("the argument is unknown")
 
     def load_state_dict(self, state_dict: Any) -> None:
-        raise AssertionError("nobody has a state")
+        raise AssertionError("the stream has no state")
 
 
 RESUMING: list[Callable[[int], Any]] = [Resumes, ItsOwnIterator]

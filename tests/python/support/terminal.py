@@ -114,7 +114,7 @@ class Screen:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.status = os.waitstatus_to_exitcode(status)
-            assert time.monotonic() < deadline, f"it did not end:\n{self.read()}"
+            assert time.monotonic() < deadline, f"the program did not end:\n{self.read()}"
         return self.status
 
     def close(self):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 def wait_for(condition: Callable[[], object], seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, "the condition was not met in time"
         time.sleep(0.002)
 
 
@@ -48,4 +48,4 @@ def check_in_forked_child(check: Callable[[], object], seconds: float = 120.0) -
         if not ended:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-    assert ended == [0], "see what the child has printed"
+    assert ended == [0], "the child failed: see its output"

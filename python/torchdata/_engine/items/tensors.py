@@ -198,7 +198,7 @@ def arriving(locations: list[Location], blocks: list[Any]) -> Iterator[None]:
 
 
 def _arrived() -> Arrived:
-    assert _arrivals.innermost is not None, "referred to outside of an item"
+    assert _arrivals.innermost is not None, "a tensor was received outside of an item"
     return _arrivals.innermost
 
 

@@ -199,9 +199,9 @@ class SharedPickle:
         except AttributeError as error:
             if found := _MISSING_IN_MAIN.search(str(error)):
                 error.add_note(
-                    f'{found[1]!r} is defined under `if __name__ == "__main__":`, or by it, and a worker that '
-                    "imports the program (start methods 'spawn' and 'forkserver') does not run that: define it "
-                    "above, at the top level of the program"
+                    f'{found[1]!r} is defined inside `if __name__ == "__main__":`, or by code in this block, but a '
+                    "worker that imports the program (start methods 'spawn' and 'forkserver') does not run the block: "
+                    "define the name above the block, at the top level of the program"
                 )
             raise
 

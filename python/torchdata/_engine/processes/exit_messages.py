@@ -14,18 +14,18 @@ CANNOT_WATCH = os.EX_OSERR
 #: The exit code of a child that tried to start its own children while it imported the user's program.
 NO_GUARD = os.EX_CONFIG
 UNGUARDED = (
-    "the program starts worker processes while it is imported, and each worker imports it (start methods 'spawn' and "
-    "'forkserver', the default from Python 3.14 on): put what makes and reads the loader under "
+    "the program starts worker processes while it is imported, but each worker imports the program (start methods "
+    "'spawn' and 'forkserver', the default from Python 3.14 on): put the code that creates and reads the loader under "
     '`if __name__ == "__main__":`'
 )
 
 _LIMITS = (
     "the limit of processes and threads (ulimit -u, or pids.max of the container) or of open files (ulimit -n) is "
-    "reached: raise it, or use fewer workers"
+    "reached: raise this limit, or use fewer workers"
 )
 
 _BY_SIGNAL = {
-    "SIGKILL": "the kernel does that when memory runs out (see dmesg): use fewer workers, smaller prefetch "
+    "SIGKILL": "the kernel kills processes when memory runs out (see dmesg): use fewer workers, smaller prefetch "
     "counts or a memory_budget",
     "SIGSEGV": "a native library in its pipes crashed: run with PYTHONFAULTHANDLER=1 to see where",
     "SIGABRT": "a native library aborted the process, as this package does when memory runs out (ulimit -v, or the "
@@ -39,7 +39,7 @@ _BY_SIGNAL = {
 def exit_message(child: Any) -> str:
     """`child` is a `ChildProcess`."""
     how, advice = how_it_exited(child)
-    return f"{how}; {advice}. The items that it had sent were delivered as far as their order allows."
+    return f"{how}; {advice}. The items that it had sent were delivered, unless an earlier item is missing."
 
 
 def how_it_exited(child: Any) -> tuple[str, str]:
@@ -76,16 +76,16 @@ def _why_unknown(child: Any) -> str:
     look = "see its output above, and the system's log (dmesg)"
     if child.is_orphan:
         return (
-            "the process that forked it and reports its exit code has exited before it: it was killed, or "
+            "the process that forked it, and would report its exit code, has exited, too: it was killed, or "
             f"{_LIMITS}; {look}"
         )
     handler = signal.getsignal(signal.SIGCHLD)
     if handler == signal.SIG_IGN:
         cause = "this program ignores SIGCHLD"
     elif callable(handler):
-        cause = "this program's handler of SIGCHLD takes the exit codes of all children"
+        cause = "this program's handler of SIGCHLD waits for all children, and receives their exit codes"
     else:
-        cause = "other code in this program took its exit code"
+        cause = "other code in this program has waited for it, and received its exit code"
     return f"{cause}: {look}, or run with signal.signal(signal.SIGCHLD, signal.SIG_DFL) to get the exit code"
 
 

@@ -49,7 +49,7 @@ _KILLED = f"{_ENDED}it was killed"
 _NO_THREADS = ". The main process cannot fork instead, because it may have started threads since"
 _NOT_UP = f"{_ENDED}see its output above. Either the program's main module has failed there, or {OUT_OF_TASKS}"
 _STUCK = (
-    "the forking process has not answered for {:.0f} s, and was killed: it was stopped (SIGSTOP, "
+    "the forking process was killed, because it did not reply within {:.0f} s: it was stopped (SIGSTOP, "
     "a debugger, the freezer of a container), or the machine is far too busy"
 )
 #: The maximum number of seconds until a running forking process answers; forking a process of hundreds of GB takes some

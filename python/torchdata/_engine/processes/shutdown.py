@@ -91,7 +91,7 @@ class Shutdown:
                 stuck = ", ".join(f"{child.name} (pid {child.pid})" for child in children if not child.ended)
                 warnings.warn(
                     f"{stuck} did not end within {KILLED:.0f} s of SIGKILL: it is stuck in the kernel, most often in "
-                    "a file system that does not answer",
+                    "a file system that does not respond",
                     RuntimeWarning,
                     stacklevel=2,
                 )

@@ -86,7 +86,7 @@ class RemoteWorker(ChildProcess):
     def called(self) -> str:
         actor = "no actor" if self._actor is None else f"Ray actor {self._actor.identity}"
         if self.about is None:
-            return f"{self.name} ({actor}, not up yet)"
+            return f"{self.name} ({actor}, not started yet)"
         return f"{self.name} (pid {self.about.pid} on {self.about.node}, {actor})"
 
     @property
@@ -114,11 +114,11 @@ class RemoteWorker(ChildProcess):
         actor = self._actor
         try:
             if actor is None or self.about is None:
-                return "not up yet", "It has no stack yet."
+                return "not started yet", "It has no stack yet."
             where, stack = actor.current_frame(wakes).result(ANSWERED)
             return where, stack
         except Exception as error:  # Ray may raise any error if a host does not answer
-            return "not to be asked", f"Its host reports no stack: {self._hosts.why(error)}."
+            return "in an unknown state", f"Its host reports no stack: {self._hosts.why(error)}."
 
     def kill(self) -> None:
         self._is_killed = True

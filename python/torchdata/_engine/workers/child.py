@@ -230,7 +230,7 @@ def raise_failure(_peer: int, description: Any) -> NoReturn:
 
 
 def _refuse(_peer: int, description: Any) -> NoReturn:
-    raise RuntimeError(f"main sent an error: {description!r}")
+    raise RuntimeError(f"the main process has sent an error instead of a command: {description!r}")
 
 
 def _keep_freed_memory() -> None:

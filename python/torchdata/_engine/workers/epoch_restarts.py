@@ -62,8 +62,8 @@ class EpochRestarts(Restarts):
             process,
             worker,
             f"{how}; {advice}. It cannot be replaced, because a reading service has applied a function to the graphs "
-            "of the running processes (to pause, to resume or to limit them), which a new process would "
-            "lack. Change the graph in `worker_reset_fn` instead, which each new process calls",
+            "of the running processes (to pause, to resume or to limit them), and a new process would lack these "
+            "changes. Change the graph in `worker_reset_fn` instead, because each new process calls that function",
         )
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
@@ -114,7 +114,7 @@ class EpochRestarts(Restarts):
                     if time.monotonic() >= deadline:
                         raise TimeoutError(
                             f"{members.names[index]} did not reach the end of the last epoch within "
-                            f"{REPEATED:.0f} s: its pipe hangs"
+                            f"{REPEATED:.0f} s, because one of its pipes hangs"
                         )
 
     def look_at_all(self, index: int) -> Callable[[], None]:

@@ -26,8 +26,8 @@ from torchdata.datapipes._pipe.state.halting import beginning_unread
 ORDERED = 10.0
 _FROM_THE_BEGINNING: list[tuple[Account, int, int | None]] = [((0, 0), 0, None)]
 _NO_COMMAND = (
-    "the shared memory of a link is corrupted: an order arrived without its command; shut the loader down and start a "
-    "new one"
+    "the shared memory of a link is corrupted: a command was announced but did not arrive; shut the loader down and "
+    "start a new one"
 )
 
 

@@ -269,7 +269,7 @@ class Hangs:
             mark = self._marks.get(child)
             works = not stopped and mark is not None and mark.pid == pid and mark.works
             made, limit = ("worked, but yielded", "patience") if works else ("yielded", "timeout")
-            how = f"{made} nothing for {duration(waited)}, {where}{runs}, and was killed for it (`{limit}`)"
+            how = f"{made} nothing for {duration(waited)}, {where}{runs}, and was therefore killed (`{limit}`)"
             self._hung[pid] = Hung(how, stack, limit, shown=stopped)
             process.kill()
         if stopped:  # other code must not report the exit of this suspended process

@@ -174,7 +174,7 @@ class Restarts:
         hung = self.hangs.of(process) if self.hangs is not None else None
         if hung is None:
             return how_it_exited(process)
-        return f"{process.called} {hung.how}", f"raise the {hung.limit} if it was slow, and not stuck"
+        return f"{process.called} {hung.how}", f"raise `{hung.limit}` if the process was slow, but not stuck"
 
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
@@ -239,11 +239,11 @@ class Restarts:
             members.processes[index] = self._new_child(index)
             self._shutdown.replace(index, members.processes[index], members.control(index), members.commanders[index])
         queued, self._queued = self._queued, []
-        reasons = "; ".join(words for words, *_ in queued) or "A process that has exited was not replaced"
+        reasons = "; ".join(words for words, *_ in queued) or "A process has exited"
         index = next((index for index in indices if members.names[index] in reasons), indices[0])
         is_worker = index < members.num_workers
         raise WorkerExitedError(
-            f"{reasons}. It could not be replaced: {error.strerror or error}",
+            f"{reasons}. No new process could be started: {error.strerror or error}",
             worker=index if is_worker else None,
             exitcode=self._exitcodes.get(index),
             stage=members.program_class.stage if is_worker else "dispatching items",

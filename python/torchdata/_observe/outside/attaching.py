@@ -154,7 +154,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     except (ValueError, RuntimeError) as error:  # the counters are malicious, or from another release
         damage = str(error)
     if damage is not None:
-        _warn(f"process {candidate} has counters that are left out: {printable(damage)}")
+        _warn(f"process {candidate} has counters that cannot be shown: {printable(damage)}")
         return None
     owner, _ = board.made()
     numbers = _numbers(candidate)

@@ -304,7 +304,7 @@ def current_frame(pid: int, number: int, descriptor: int, wakes: bool = False) -
     stack = None
     with contextlib.suppress(OSError):
         stack = ask_for_stack(pid, number, descriptor, wakes=wakes)
-    return where, stack or "Its Python stack is not available: it does not answer the signal that requests the stack."
+    return where, stack or "Its Python stack is not available: the process ignores the signal that requests it."
 
 
 def is_stopped(pid: int) -> bool:

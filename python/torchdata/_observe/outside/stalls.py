@@ -117,7 +117,7 @@ def _words(
     name = f"worker process {children.first_page - 1 + (peer or 0)}"
     if name not in processes:
         is_far = not all(process.is_up for process in children.members.processes)
-        advice = ": `ray status` shows whether the cluster has room for it" if is_far else ""
+        advice = ": `ray status` shows whether the cluster has free resources" if is_far else ""
         return f"no item has come for {duration(waited)}: main waits for {name}, which has not started yet{advice}"
     chain = blame(processes, name)
     fault = chain[-1]

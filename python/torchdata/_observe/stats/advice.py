@@ -28,7 +28,7 @@ _START = 'multiprocessing_context="forkserver" or "fork" starts faster than "spa
 _OF_PIPES = Advice(
     workers="MultiProcessingReadingService({})",
     full='DataLoader2(…, stats="full")',
-    memory="Hold fewer items, copy what you keep, or raise memory_budget of the reading service.",
+    memory="Keep fewer items, copy what you keep, or raise memory_budget of the reading service.",
     larger="larger items: put `.batch(…)` at the end of the workers' pipes.",
     shares="Divide single items (`.sharding_filter()` after the pipe that reads the files), make all shards equally "
     "large, or use sharding_round_robin_dispatch.",
@@ -37,7 +37,7 @@ _OF_PIPES = Advice(
 _OF_BATCHES = Advice(
     workers="num_workers={}",
     full='StatefulDataLoader(…, stats="full")',
-    memory="Hold fewer batches, or copy what you keep.",
+    memory="Keep fewer batches, or copy what you keep.",
     larger="larger batches: raise batch_size.",
     shares="Have the iterable dataset divide single samples among the workers (get_worker_info), or make their shares "
     "equally large.",
@@ -47,7 +47,7 @@ _OF_BATCHES = Advice(
 _OF_NODES = Advice(
     workers="ParallelMapper(…, num_workers={})",
     full='Loader(…, stats="full")',
-    memory="Hold fewer items, or copy what you keep.",
+    memory="Keep fewer items, or copy what you keep.",
     larger="larger items: put a Batcher before the ParallelMapper.",
     shares="Divide single items among the processes.",
     start=_START,

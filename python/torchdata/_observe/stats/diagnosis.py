@@ -76,7 +76,7 @@ def diagnose(stats: LoaderStats) -> Verdict:
         verdict = rule(stats)
         if verdict is not None:
             return _with_skipped(verdict, stats)
-    raise AssertionError("the last rule always speaks")
+    raise AssertionError("the last rule always returns a verdict")
 
 
 def waited_for_long(stats: LoaderStats, loader: str, share: float) -> str | None:

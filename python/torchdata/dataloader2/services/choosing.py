@@ -24,7 +24,7 @@ class WorkerChoice:
 
 def choose_workers() -> WorkerChoice:
     cores = machine.cores()
-    number, reason = cores - 1, "and one is left for the main process"
+    number, reason = cores - 1, "and one core is left for the main process"
     if number < LEAST:
         number, reason = LEAST, f"and at least {LEAST} workers are started"
     elif number > MOST:

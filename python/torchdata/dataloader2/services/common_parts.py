@@ -134,7 +134,7 @@ class Share:
         """
         part, begun = self.part, token_of(self.datapipe).yielded
         if part is None or (self.start is not None and begun != self._begun):
-            raise RuntimeError("a sharding_filter was read twice in an epoch, although no pipe after it repeats items")
+            raise RuntimeError("a sharding_filter was iterated twice in one epoch, but no later pipe repeats items")
         self._begun, self.start = begun, _Start(position, None, generators)
         part.join(self)
         # No Python code runs between the removal of an item and its count, so Ctrl-C cannot lose the item.

@@ -171,7 +171,7 @@ class ReadingServiceInterface(ABC):
         Raises:
             TypeError: the numbers of processes and the loader's length are unknown; the message gives the reason.
         """
-        raise TypeError(f"it depends on how {type(self).__name__} divides the items")
+        raise TypeError(f"its length depends on how {type(self).__name__} divides the items")
 
     def has_workers(self) -> bool:
         """Returns whether worker processes of the main process run the graph; False by default."""
@@ -275,7 +275,7 @@ class _Answers(ReadingServiceInterface):
         return pipe
 
     def count_shares(self) -> Shares:
-        raise TypeError(f"it depends on how {type(self._service).__name__} divides the items")
+        raise TypeError(f"its length depends on how {type(self._service).__name__} divides the items")
 
 
 def contract_of(service: Any) -> ReadingServiceInterface:

@@ -58,7 +58,7 @@ class _RankEpoch:
         graph = Graph(datapipe)
         for pipe in graph:
             if hooks_of(pipe)._length_reads_items:
-                raise TypeError(f"{type(pipe).__name__} would have to read its items to know its length")
+                raise TypeError(f"{type(pipe).__name__} would have to read its items to determine its length")
             if self.ranks is not None and isinstance(pipe, FullSync):
                 graph = Graph(replace_pipe(graph, pipe, *graph.sources(pipe)))
         self.graph = graph

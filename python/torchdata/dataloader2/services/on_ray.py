@@ -21,11 +21,11 @@ _NAME = "RayReadingService"
 _AHEAD = 1_000
 #: Options of Ray actors that users must not set, and why.
 _OWN = {
-    "concurrency_groups": "the service has its own",
-    "max_concurrency": "the service has its own",
+    "concurrency_groups": "the service sets this option itself",
+    "max_concurrency": "the service sets this option itself",
     "max_restarts": "on_worker_exit determines what happens when a worker exits",
     "max_task_retries": "on_worker_exit determines what happens when a worker exits",
-    "lifetime": "actors end with the loader",
+    "lifetime": "the loader ends its actors",
     "name": "each worker has an actor of its own",
     "get_if_exists": "each worker has an actor of its own",
 }
@@ -139,5 +139,5 @@ def _check_options(options: dict[str, Any]) -> dict[str, Any]:
         raise TypeError(f"{_NAME}: ray_remote_args must be a dictionary of options of Ray's actors, not {options!r}")
     for key in options:
         if key in _OWN:
-            raise ValueError(f"{_NAME}: ray_remote_args must not have {key!r}: {_OWN[key]}")
+            raise ValueError(f"{_NAME}: ray_remote_args must not contain {key!r}: {_OWN[key]}")
     return options

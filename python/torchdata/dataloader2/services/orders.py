@@ -112,15 +112,15 @@ class Orders:
                     f"{elsewhere} of worker {other}. Each worker keeps its share by position, so some items come twice "
                     "and others never. Either let one process read the source: use `.sharding_round_robin_dispatch()` "
                     "instead of `.sharding_filter()`. Or make the order the same in all workers: shuffle with a seed "
-                    "that they share, or one that `set_epoch` sets, or by the pipe `.shuffle()`"
+                    "that all workers share or that `set_epoch` sets, or with the pipe `.shuffle()`"
                 )
 
     def _compare_shares(self, worker: int, note: Note) -> None:
         other = self._shares.setdefault(note.number, _Shares()).same(worker, note)
         if other is not None:
             raise RuntimeError(
-                f"workers {other} and {worker} read the same items from {note.source}, so they would come twice. It "
-                "was taken to divide its items among the workers, because its code uses `get_worker_info` and "
-                "`num_workers`. Give `splits_itself=False` to `DataLoader2.from_dataset`, which then divides them, or "
-                "`splits_itself=True` if it divides its items and some of them are equal"
+                f"workers {other} and {worker} read the same items from {note.source}, so these would come twice. The "
+                "source seemed to divide its items among the workers, because its code uses `get_worker_info` and "
+                "`num_workers`. Pass `splits_itself=False` to `DataLoader2.from_dataset`, which then divides them, "
+                "or `splits_itself=True` if the source divides its items and some of them are equal"
             )

@@ -192,7 +192,7 @@ class WorkerOutput(IterDataPipe[Any]):
             return None
         return (
             f"{name} keeps a state from epoch to epoch, but no snapshot of {owner} arrived in this epoch before the "
-            "position to be saved: save the state between two epochs, or some items later"
+            "position to be saved: save the state some items later, or between two epochs"
         )
 
     def read_out(self) -> None:

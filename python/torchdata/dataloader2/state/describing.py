@@ -40,7 +40,7 @@ def _lines(state: LoaderState) -> Iterator[str]:
     else:
         yield f"inside an epoch, after {_items(position.received)}"
         if position.drop:
-            yield f"  the last {position.drop} of them will be recomputed"
+            yield f"  the last {position.drop} of these will be recomputed"
     seed = None if state.randomness is None else state.randomness.seed
     yield "without a seed" if seed is None else f"seed {seed}"
     if outline is not None:
@@ -57,10 +57,10 @@ def _shards(workers: WorkersPosition) -> Iterator[str]:
     for number, shard in enumerate(workers.shards):
         (received, _), snapshot = shard.received, shard.snapshot
         if snapshot is None:
-            yield f"shard {number}: {_items(received)} received, all to be recomputed"
+            yield f"shard {number}: {_items(received)} delivered, all to be recomputed"
             continue
         again = received - snapshot[0][0]
-        yield f"shard {number}: {_items(received)} received, the last {again} to be recomputed"
+        yield f"shard {number}: {_items(received)} delivered, the last {again} to be recomputed"
         yield from _graph(f"shard {number}", snapshot[3])
     if workers.dispatching is not None:
         yield from _graph("the dispatching process", workers.dispatching[2])

@@ -232,7 +232,7 @@ def _naming(field: str) -> Iterator[None]:
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         raise damaged(field, f"reading it fails with {type(error).__name__}: {error}") from None
     except RecursionError:
-        raise damaged(field, "it is nested deeper than any state") from None
+        raise damaged(field, "it is nested too deeply") from None
 
 
 def _check_checksums(state: Mapping[str, Any], expected: Any) -> None:
@@ -276,9 +276,7 @@ def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
     first, second = (SeedGenerator() if is_of_0_9 else SeedGenerator.imported(each) for each in generators)
     is_due = True if is_of_0_9 else is_due
     if not (seed is None or (type(seed) is int and 0 <= seed < 2**64)) or type(is_due) is not bool:
-        raise ValueError(
-            f"its seed is a {type(seed).__name__}, or too large, or the mark whether it applies is missing"
-        )
+        raise ValueError(f"its seed is a {type(seed).__name__}, or too large, or not followed by a bool")
     return Randomness(seed, is_due, first, second)
 
 
@@ -298,7 +296,7 @@ def _position(plain: Any) -> Position:
     without_held = None if plain.get("without_held") is None else _workers(plain["without_held"])
     shards = _shards(plain["shards"]) if "shards" in plain else None
     if plain["in_main"] and shards is not None:
-        raise ValueError("it is of the main process, and of workers")
+        raise ValueError("it has shards, although the main process ran the pipeline")
     for each in workers, without_held:
         if each is not None and (shards is None or len(each.shards) != len(shards)):
             raise ValueError(f"it has positions of {len(each.shards)} shards, but its shards are {shards!r}")
@@ -325,7 +323,7 @@ def _workers(plain: Any) -> WorkersPosition:
     shards = [_shard_position(worker, f"worker {number}") for number, worker in enumerate(workers)]
     dispatched = None if dispatching is None else _dispatched(dispatching, len(workers))
     if type(turn) is not int or not 0 <= turn < len(workers) or type(dispatches) is not bool:
-        raise ValueError(f"it is the turn of worker {turn!r} of {len(workers)}, with {dispatches!r}")
+        raise ValueError(f"its turn is {turn!r} with {len(workers)} workers, and its dispatches is {dispatches!r}")
     return WorkersPosition(shards, turn, dispatches, dispatched)
 
 

@@ -78,7 +78,7 @@ def _without_held(position: Position) -> WorkersPosition:
 def cannot_move() -> ValueError:
     return ValueError(
         "this state was saved inside an epoch with another number of ranks, and the pipes in the main process do not "
-        "yield one item for each item of the workers, as `pin_memory().batch(2)`, or hold items that cannot be "
+        "yield one item for each item of the workers, for example `.batch(2)`, or hold items that cannot be "
         "recomputed. Load it with the same number of ranks, save a state between two epochs, or move these pipes "
         "before the first pipe of the main process"
     )
@@ -99,7 +99,7 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
     if position.own_seeds:
         raise ValueError(
             "this state was saved in the main process, and this loader has workers. Without a reading service and "
-            "without `seed()`, the pipes drew their seeds by themselves, and workers do not have these. Call "
+            "without `seed()`, the pipes drew their own seeds, which the workers do not have. Call "
             "`loader.seed(...)`, use an InProcessReadingService, or save the state between two epochs"
         )
     read, snapshot, graph = 0, None, None

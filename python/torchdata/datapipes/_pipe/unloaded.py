@@ -47,8 +47,8 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
     another pipeline."""
     if not _supports_indices(type(datapipe)):
         raise ValueError(
-            f"the loaded state is damaged, or belongs to another pipeline: it counts indices that "
-            f"{type(datapipe).__name__} passed on, but this pipe passes on items only"
+            f"the loaded state is damaged, or belongs to another pipeline: it counts indices "
+            f"from {type(datapipe).__name__}, but this pipe only yields items"
         )
     loads: list[Load] = []
 

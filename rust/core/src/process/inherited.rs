@@ -262,7 +262,7 @@ mod tests {
         let mut status = 0;
         // SAFETY: `status` is valid for writing during the call.
         assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
-        assert_eq!(status, 0, "the child found something else than it expected");
+        assert_eq!(status, 0, "the child found other mappings than expected");
         links[1].region().mapping.unpin();
         assert!(!watch.exited());
     }

@@ -244,7 +244,7 @@ impl Meeting {
         let mut answer = vec![0; expected.len()];
         socket.read_exact(&mut answer)?;
         if answer != expected {
-            return Err(std::io::Error::new(ErrorKind::InvalidData, "another program answers at this address"));
+            return Err(std::io::Error::new(ErrorKind::InvalidData, "another program listens at this address"));
         }
         Self::new(RankRole::Member(Member::new(rank)), vec![Some(RankStream::new(socket)?)], None)
     }

@@ -112,7 +112,7 @@ impl Dtype {
             if let Some(unit) = self.unit {
                 let metadata = numpy.unit_of(descr.as_ptr().cast());
                 if metadata.is_null() {
-                    return Err(PyValueError::new_err("this version of NumPy stores the units of times elsewhere"));
+                    return Err(PyValueError::new_err("this version of NumPy stores the units of datetimes elsewhere"));
                 }
                 (&raw mut (*metadata).meta.base).cast::<u32>().write(unit.base);
                 (*metadata).meta.num = unit.count;
@@ -120,6 +120,6 @@ impl Dtype {
             descr
         };
         let size = size_of(py, descr.as_ptr().cast());
-        size.map(|size| (descr, size)).ok_or_else(|| PyValueError::new_err("an element of this NumPy is too large"))
+        size.map(|size| (descr, size)).ok_or_else(|| PyValueError::new_err("an element of this dtype is too large"))
     }
 }

@@ -472,7 +472,7 @@ impl Outlet {
         let ready = || room(producer) || is_interrupted(control, held) || unwanted(producer);
         wait_until(py, own, meters.get(if *has_shards { 0 } else { target }), ready, |py| {
             if is_over(*deadline) {
-                return Err(PyTimeoutError::new_err("the peer does not read"));
+                return Err(PyTimeoutError::new_err("the receiving process does not read"));
             }
             tick.as_ref().map_or(Ok(()), |tick| tick.call0(py).map(drop))
         })?;

@@ -23,7 +23,7 @@ pub struct PyStatsBoard(pub Arc<Board>);
 impl PyStatsBoard {
     pub fn page(&self, index: usize) -> PyResult<PageRef> {
         let pages = self.0.config.pages;
-        self.0.page(index).ok_or_else(|| PyIndexError::new_err(format!("there are {pages} pages, not {index}")))
+        self.0.page(index).ok_or_else(|| PyIndexError::new_err(format!("there are {pages} pages, but no page {index}")))
     }
 
     fn own_page(&self, index: usize) -> PyResult<PageRef> {
@@ -36,14 +36,14 @@ impl PyStatsBoard {
     }
 
     pub fn pipe(&self, page: usize, index: usize) -> PyResult<PipeRef> {
-        self.own_page(page)?.pipe_at(index).ok_or_else(|| PyIndexError::new_err("a page has no room for more pipes"))
+        self.own_page(page)?.pipe_at(index).ok_or_else(|| PyIndexError::new_err("a page has no space for more pipes"))
     }
 
     /// Returns the counters of this process's links. Link i uses the counters with the index `first` + i.
     pub fn flows(&self, page: usize, first: usize, peers: &[u32], sends: bool) -> PyResult<Vec<FlowRef>> {
         let page = self.own_page(page)?;
         let flows = peers.iter().enumerate().map(|(index, &peer)| page.flow(first + index, peer, sends));
-        flows.collect::<Option<_>>().ok_or_else(|| PyIndexError::new_err("a page has no room for more links"))
+        flows.collect::<Option<_>>().ok_or_else(|| PyIndexError::new_err("a page has no space for more links"))
     }
 }
 

@@ -115,7 +115,7 @@ def test_a_replayed_child_has_the_seeds_of_the_saved_one(position: int) -> None:
     state = pickle.loads(cloudpickle.dumps(save_state(pipe)))
     other = with_state(Doubling(halves(0)[0]), state)
     assert head + list(other) == [2 * n for n in halves(3)[0]]
-    assert list(other) == [2 * n for n in halves(4)[0]], "the seed of the epoch after it"
+    assert list(other) == [2 * n for n in halves(4)[0]], "the other child uses the seed of the next epoch"
 
 
 def test_a_state_saved_before_the_first_iteration_has_the_seed_too() -> None:

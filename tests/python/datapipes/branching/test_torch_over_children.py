@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("torch", reason="it is its pipes that are tried here")
+pytest.importorskip("torch", reason="the tests use torch's own pipes")
 
 from torch.utils.data.datapipes import iter as torchs
 

@@ -41,7 +41,7 @@ def test_a_repeated_path_is_created_once_and_existing_files_keep_their_position(
     assert names(cached(tmp_path, ["e", "b", "f", "d"], maker)) == ["e", "b", "f", "d"]
     assert maker.made == ["a", "b", "c", "d", "e", "f"]
     section = cached(tmp_path, "aghb", between=lambda pipe: pipe.header(1))
-    assert names(section) == ["a", "g", "b"], "a section that ends early leaves the rest missing"
+    assert names(section) == ["a", "g", "b"], "a section that ends early creates no further files"
 
 
 def test_the_section_starts_when_it_is_needed_and_reads_no_further(tmp_path):
@@ -70,8 +70,8 @@ def test_a_function_returns_one_path_or_several_paths(tmp_path):
     assert calls == ["p", "q"]
     (tmp_path / "p" / "y").unlink()
     assert list(pipe) == [*both("p"), *both("q")]
-    assert calls == ["p", "q", "p"], "where one of them is missing, the item passes the section again"
-    assert sorted(content(tmp_path)) == ["p/x", "p/y", "q/x", "q/y"], "no lists are needed"
+    assert calls == ["p", "q", "p"], "an item with a missing file passes the section again"
+    assert sorted(content(tmp_path)) == ["p/x", "p/y", "q/x", "q/y"], "no list files are written"
 
 
 def test_the_end_of_a_section_uses_its_own_function_or_the_function_of_the_start(tmp_path):
@@ -98,7 +98,7 @@ def test_files_with_other_paths_than_announced_are_listed_and_found_again(tmp_pa
     listed = (tmp_path / "a.torchdata_list").read_text()
     assert listed == "".join(f"{tmp_path}/a.{i}\n" for i in range(3)), "the list has upstream's form"
     (tmp_path / "a.1").unlink()
-    assert names(archives(tmp_path, "ab", unpack)) == expected, "a lost member is made again"
+    assert names(archives(tmp_path, "ab", unpack)) == expected, "a deleted member is created again"
     assert len(calls) == 3
     assert names(archives(tmp_path, "cacbd", unpack)) == [f"{k}.{i}" for k in "cacbd" for i in range(3)]
 
@@ -107,7 +107,7 @@ def test_a_list_appears_only_when_all_its_files_are_there(tmp_path):
     paths = iter(archives(tmp_path, "ab"))
     for _ in range(3):
         next(paths)
-    assert not (tmp_path / "a.torchdata_list").exists(), "nobody knows yet that there is no fourth one"
+    assert not (tmp_path / "a.torchdata_list").exists(), "the end of the archive was not reached"
     assert names([next(paths)]) == ["b.0"]
     assert (tmp_path / "a.torchdata_list").exists()
     del paths
@@ -125,7 +125,7 @@ def test_a_folder_represents_its_files_once_all_of_them_exist(tmp_path):
         assert names(next(running) for _ in range(stop)) == wanted[:stop]
         if stop:
             other = archives(tmp_path, ["folder"], unpack)
-            assert other.cache_holder.found((str(tmp_path / "folder"),)) is None, "it is not complete yet"
+            assert other.cache_holder.found((str(tmp_path / "folder"),)) is None, "the folder is incomplete"
         del running
     for _ in range(2):
         assert names(archives(tmp_path, ["folder"], unpack)) == wanted
@@ -363,7 +363,7 @@ def test_a_program_that_exits_early_leaves_only_complete_files(tmp_path):
 def test_an_abandoned_iterator_releases_its_locks(tmp_path):
     for _ in range(2):
         iter(cached(tmp_path, "ghijkl", between=lambda pipe: pipe.prefetch(2))).__next__()
-    assert names(cached(tmp_path, "ghijkl")) == list("ghijkl"), "no section that reads ahead keeps a lock"
+    assert names(cached(tmp_path, "ghijkl")) == list("ghijkl"), "a section that reads ahead keeps no lock"
     for name in "ghijkl":
         (tmp_path / name).unlink()
     pipe = cached(tmp_path, "abcdef", between=lambda pipe: pipe.batch(3).unbatch())

@@ -237,7 +237,7 @@ def test_a_writer_that_takes_too_long_is_reported_with_file_lock_and_remedy(fold
         assert locks.lock_file_of(str(folder / "a")) in message
         assert "0.2 seconds" in message
         assert "CacheTimeout" in message
-    assert (folder / "b").exists(), "what could be done was done"
+    assert (folder / "b").exists(), "the other file was created"
     writer.kill()
     assert names(CacheTimeout(300)(pipe)) == ["a", "b"]
     assert content(folder) == made("a", "b")
@@ -276,7 +276,7 @@ def test_a_worker_that_is_killed_while_it_writes_leaves_a_cache_that_the_next_lo
     assert (folder / "5").exists() is False
     assert run() == wanted
     assert content(folder) == made(*wanted)
-    assert len(results.of("log")) == len(wanted), "nothing was made twice"
+    assert len(results.of("log")) == len(wanted), "each file was created once"
 
 
 def resting_after_one(folder, results, build):
@@ -389,7 +389,7 @@ def test_a_forked_child_does_not_keep_the_locks_of_its_exited_parent(folder, res
     wait_for(lambda: results.has("forked") and results.has("parent"))
     child = int(results.of("forked")[0])
     try:
-        assert not is_free(folder / "a"), "the child's closing let nothing go"
+        assert not is_free(folder / "a"), "the child's exit releases no lock of the parent"
         parent.kill()
         wait_for(lambda: parent.exitcode is not None)  # `parent.join()` would also wait for the parent's child.
         assert is_free(folder / "a")

@@ -103,7 +103,7 @@ def test_a_cold_cache_is_restored_at_every_position(tmp_path, between, there):
             if between is not BETWEEN["shuffled"]:
                 assert head + tail == whole
         assert content(folder) == made(*"abcdef")
-        assert names(restored) == list("abcdef"), "the next epoch is whole"
+        assert names(restored) == list("abcdef"), "the next epoch has all items"
 
 
 def test_tar_archives_are_unpacked_into_the_cache_and_restored_in_the_middle(tmp_path):
@@ -164,10 +164,10 @@ def test_two_workers_share_a_cache_and_leave_only_its_files(tmp_path):
 
     with DataLoader2(cached(tmp_path / "files", wanted, maker), reading_service=service) as loader:
         for _ in range(2):
-            assert sorted(names(loader)) == sorted(wanted * 2), "unsharded, each worker yields all"
+            assert sorted(names(loader)) == sorted(wanted * 2), "without sharding, each worker yields all items"
         assert content(tmp_path / "files") == made(*wanted)
         next(iter(loader))
-    assert sorted(log.read_text().split()) == sorted(wanted), "each file was made once"
+    assert sorted(log.read_text().split()) == sorted(wanted), "each file was created once"
 
 
 @unsharded

@@ -20,7 +20,7 @@ def with_warnings(pipe: Any) -> tuple[list[Any], list[str]]:
         warnings.simplefilter("always")
         items = list(pipe)
     assert all(warning.category is UserWarning for warning in caught)
-    assert all(warning.filename == __file__ for warning in caught), "warnings point to whoever iterates"
+    assert all(warning.filename == __file__ for warning in caught), "warnings name the line that iterates"
     return items, [str(warning.message) for warning in caught]
 
 
@@ -139,7 +139,7 @@ def test_the_joiner_determines_the_text_of_a_paragraph() -> None:
 def test_ranges_in_names_are_expanded_and_other_braces_stay(name: str, expected: list[str]) -> None:
     assert list(over(name).shard_expand()) == expected
     iterator = iter(over("{0..999999999999}-{0..999999}.tar").shard_expand())
-    assert [next(iterator), next(iterator)] == ["0-0.tar", "0-1.tar"], "names are made one by one"
+    assert [next(iterator), next(iterator)] == ["0-0.tar", "0-1.tar"], "names are expanded one by one"
 
 
 @pytest.mark.parametrize("name", ["{2..2}", "{0..0}", "{3..1}", "{11..8}", "{08..111}", "{011..12}", "a{1..3}{3..1}"])

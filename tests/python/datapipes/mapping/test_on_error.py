@@ -108,7 +108,7 @@ def test_a_resumed_run_counts_on_up_to_the_limit():
     with pytest.raises(TooManySkipped, match="3 items"):
         list(other)
     mapped = numbers("1", "a").map(int)
-    assert list(mapped.on_error("skip", limit=1)) == [1], "each epoch counts anew"
+    assert list(mapped.on_error("skip", limit=1)) == [1], "each epoch has its own count"
     with pytest.raises(ValueError, match="invalid literal"):
         list(mapped)
 

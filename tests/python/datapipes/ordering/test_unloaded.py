@@ -188,7 +188,7 @@ def test_the_position_is_saved_and_restored_at_every_item(build: Callable[[Any],
         other = with_state(made(), pickle.loads(state))
         recorded.loaded()
         assert list(other) == whole[index:]
-        assert len(recorded.loaded()) <= 2 * (len(whole) - index), "nothing is loaded in order to be dropped"
+        assert len(recorded.loaded()) <= 2 * (len(whole) - index), "dropped items are not loaded"
 
 
 def test_a_buffer_of_items_in_a_state_is_restored_among_more_workers(recorded: Recorded) -> None:

@@ -66,7 +66,7 @@ def test_a_listing_resumes_from_a_name_at_every_position(cluster):
     items = iter(pipe)
     head = [next(items) for _ in range(NAMES_PER_PAGE + 1)]
     state = pickle.dumps(save_state(pipe))
-    assert len(state) < 1000, "the state holds a place, not the names"
+    assert len(state) < 1000, "the state holds a position, not the names"
     assert head + list(with_state(build(root), pickle.loads(state))) == list(build(root))
 
 

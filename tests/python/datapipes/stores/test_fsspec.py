@@ -209,7 +209,7 @@ class Upload(AbstractBufferedFile):
         if final:
             self.fs.done.append(self.path)
         elif self.path.endswith("broken"):
-            raise OSError("the line went dead")
+            raise OSError("the connection was lost")
         return True
 
 
@@ -217,7 +217,7 @@ def test_a_failed_upload_is_aborted():
     fsspec.register_implementation("uploads", Uploads, clobber=True)
     Uploads.done.clear()
     for mode, data in (("wb", b"x" * 100), ("w", "x" * 100_000)):
-        with pytest.raises(OSError, match="the line went dead") as failure:
+        with pytest.raises(OSError, match="the connection was lost") as failure:
             list(FSSpecSaver([("uploads://whole", data), ("uploads://broken", data)], mode))
         assert any("uploads://broken" in note for note in failure.value.__notes__)
     assert Uploads.done == ["whole"] * 2

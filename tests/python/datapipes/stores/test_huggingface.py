@@ -102,7 +102,7 @@ def test_a_worker_of_torch_yields_all_rows(folder, monkeypatch):
     worker = pytest.importorskip("torch.utils.data._utils.worker")
     info = worker.WorkerInfo(id=0, num_workers=2, seed=0, dataset=None)
     monkeypatch.setattr(worker, "_worker_info", info)
-    assert list(HuggingFaceHubReader(str(folder))) == ROWS, "sharding_filter alone divides them"
+    assert list(HuggingFaceHubReader(str(folder))) == ROWS, "only sharding_filter divides the rows"
 
 
 def run_against_hub(name, tmp_path):
@@ -119,7 +119,7 @@ def test_rows_are_streamed_from_a_hub_and_resumed(tmp_path):
     run, asked = run_against_hub(NAME, tmp_path)
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout) == [ROWS[:2], ROWS[2:], ROWS]
-    assert f"/datasets/{NAME}/resolve/v1/README.md" in asked, "the revision is passed on"
+    assert f"/datasets/{NAME}/resolve/v1/README.md" in asked, "the request contains the revision"
     assert f"/datasets/{NAME}/resolve/{COMMIT}/train.jsonl" in asked
 
 

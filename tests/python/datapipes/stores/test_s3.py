@@ -60,7 +60,7 @@ def test_listings_of_many_pages_are_complete_and_resume_within_a_page(at_once, m
     items = iter(pipe)
     head = [next(items) for _ in range(2 * KEYS_PER_PAGE + KEYS_PER_PAGE // 3)]
     state = pickle.loads(pickle.dumps(save_state(pipe)))
-    assert len(pickle.dumps(state)) < 1000, "the state holds a place, not the names"
+    assert len(pickle.dumps(state)) < 1000, "the state holds a position, not the names"
     assert head + list(with_state(S3FileLister(["s3://many"]), state)) == urls("many")
 
 
@@ -202,7 +202,7 @@ def test_a_copy_of_a_stream_fails_if_the_stored_object_has_changed(client):
         client.put_object(Bucket="vacant", Key="changing", Body=b"afterwards")
         with pytest.raises(OSError, match=r"S3FileLoader.*s3://vacant/changing.*changed"):
             pickle.loads(pickle.dumps(stream)).read()
-        assert stream.read() == b"before", "its content was on its way already"
+        assert stream.read() == b"before", "the response had been requested before the change"
     finally:
         client.delete_object(Bucket="vacant", Key="changing")
 
@@ -219,7 +219,7 @@ def test_after_an_error_a_partial_object_does_not_look_complete(client):
                 stream.read(100_000)
         client.put_object(Bucket="vacant", Key="changing", Body=LARGE)
         stream.seek(0)
-        assert stream.read() == LARGE, "it is the version that was opened again"
+        assert stream.read() == LARGE, "the stream reads the reopened version"
     finally:
         client.delete_object(Bucket="vacant", Key="changing")
 

@@ -126,7 +126,7 @@ def test_arrays_of_files_and_of_pieces_of_a_part_are_not_copied(folder: Path) ->
         assert not any(array.flags.owndata or array.flags.writeable for array in arrays)
     first, second = list(ArrowReader(folder, ["a"], rows=False, frame_size=2))[:2]
     step = second["a"].__array_interface__["data"][0] - first["a"].__array_interface__["data"][0]
-    assert step == 2 * first["a"].itemsize, "both lie in the memory of their row group"
+    assert step == 2 * first["a"].itemsize, "both columns are views of their row group"
 
 
 def test_row_groups_without_rows_yield_nothing_and_states_pass_over_them(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ def test_pickles_are_refused_by_the_argument_and_by_the_environment(
     assert Planted.ran == []
     assert decoded_one("a.json", b"[1]", **options) == [1]
     mine = handle_extension(extension, lambda data: len(data))
-    assert decoded_one(f"a.{extension}", ran, mine, **options) == len(ran), "who names a handler trusts it"
+    assert decoded_one(f"a.{extension}", ran, mine, **options) == len(ran), "a handler that the user passes is trusted"
 
 
 def test_pickles_are_read_unless_forbidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,7 +120,7 @@ def test_a_file_that_cannot_be_written_raises_an_error_that_names_it_in_each_epo
 
 @pytest.mark.parametrize("items", [["path"], [("a", "b", "c")], [(5, "x")], [(None, "x")]])
 def test_an_item_that_is_not_a_pair_of_path_and_data_raises_an_error(items):
-    with pytest.raises(TypeError, match="Saver (expects pairs|writes to paths)"):
+    with pytest.raises(TypeError, match="Saver (expects pairs|needs a path)"):
         list(pipes.Saver(items))
 
 

@@ -18,11 +18,11 @@ from torchdata.datapipes.iter import IterableWrapper, PinMemory
 from torchdata.datapipes.state import is_restorable, save_state
 from torchdata.datapipes.utils import pin_memory_fn
 
-torch = pytest.importorskip("torch", reason="pinned memory is torch's")
+torch = pytest.importorskip("torch", reason="only torch pins memory")
 
 CUDA = torch.cuda.is_available()
-needs_cuda = pytest.mark.skipif(not CUDA, reason="there is no CUDA device")
-needs_none = pytest.mark.skipif(CUDA, reason="this is about machines without a CUDA device")
+needs_cuda = pytest.mark.skipif(not CUDA, reason="the test needs a CUDA device")
+needs_none = pytest.mark.skipif(CUDA, reason="the test needs a machine without a CUDA device")
 
 Pair = namedtuple("Pair", "image label")
 

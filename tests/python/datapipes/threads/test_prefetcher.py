@@ -96,7 +96,7 @@ def test_a_thread_that_resumes_does_not_change_the_state_that_another_thread_sav
         pipe.pause()
         pipe.resume()  # `resume` ends only the second pause, and the first pause continues.
         assert next(iterator) == items.pop(0)
-        assert pipe.state_dict()["items"] == items, "the thread stands still"
+        assert pipe.state_dict()["items"] == items, "the thread is paused"
     assert list(iterator) == list(range(2, 100))
 
 

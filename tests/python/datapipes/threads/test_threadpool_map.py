@@ -173,7 +173,7 @@ def test_saving_waits_for_calls_that_may_be_changing_their_item_and_holds_the_ot
     state = save_state(pipe)
     kinds = [kind for kind, _ in pipe.state_dict()["tasks"]]
     assert kinds == ["result", "item", "item", "item"]
-    assert calls == [0, 1], "no call begins between saving the state and going on"
+    assert calls == [0, 1], "no call begins after saving the state"
     pickled = pickle.dumps(state)
     expected = [[number, -1, number] for number in range(1, 5)]
     assert list(iterator) == expected

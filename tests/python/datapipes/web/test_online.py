@@ -72,7 +72,7 @@ def test_connections_are_used_again_and_closed_with_the_iteration(web):
     assert [len(stream.read()) for _, stream in pipe] == [100_000] * 4
     assert open_files() == before
     ports = [request["peer"] for request in web.requests()]
-    assert ports[0] == ports[1] == ports[2] != ports[3], "a server that hangs up is asked again"
+    assert ports[0] == ports[1] == ports[2] != ports[3], "a request is repeated after a closed connection"
 
 
 def test_streams_outlive_the_iteration_that_opened_them(web):
@@ -257,7 +257,7 @@ def test_only_the_last_part_of_a_server_s_file_name_is_used():
         assert client.title("link", response) == name
     for text in ('filename=".."', 'filename="a/"', 'filename="."', "filename*=UTF-8''a%00b", "filename*=UTF-8''%2E%2E"):
         response.headers = {"content-disposition": f"attachment; {text}"}
-        with pytest.raises(RuntimeError, match="GDriveReader finds no file name in the answer to .*'link'"):
+        with pytest.raises(RuntimeError, match="GDriveReader found no file name in the response to .*'link'"):
             client.title("link", response)
 
 
@@ -267,7 +267,7 @@ def test_a_page_of_a_hostile_server_costs_no_more_than_a_page_of_drive():
     size, began = _gdrive._LARGEST_PAGE, time.process_time()
     for piece in ("<title>Google Drive - ", "<", "<!--", "<a ", "</", "<![if x", "&#", "<?", '<a b="'):
         assert Page((piece * size)[:size]).action is None
-    assert time.process_time() - began < 30, "a mebibyte took minutes"
+    assert time.process_time() - began < 30, "parsing 1 MiB took too long"
 
 
 def test_only_forms_of_google_receive_the_user_s_settings():

@@ -129,7 +129,7 @@ def test_an_unread_stream_may_belong_to_a_changed_file(web):
 def test_another_range_than_requested_raises_an_error(web):
     stream = stream_of(web.url("a", CONTENT, ranges="wrong"))
     stream.read(100)
-    with pytest.raises(RuntimeError, match=r"from byte 100 on, but its server sent bytes 99-"):
+    with pytest.raises(RuntimeError, match=r"from byte 100, but the server sent bytes 99-"):
         again(stream).read()
 
 

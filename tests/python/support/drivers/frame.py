@@ -132,7 +132,7 @@ class Forked:
             before = descriptors()
             outcome = check_here(self.driver, self.plan)
             if not outcome.wrong and (left := left_over(before)):
-                outcome.wrong = f"left behind: {left}"
+                outcome.wrong = f"still exists: {left}"
             print(outcome.output, end="")
             _write(count=outcome.count, skipped=outcome.skipped, wrong=outcome.wrong)
             threading._shutdown()  # type: ignore[attr-defined]
@@ -173,29 +173,29 @@ class Forked:
             output = self.output.read()
         outcome = Outcome(reported.get("count", 0), reported.get("skipped", ""), reported.get("wrong", ""), output)
         if hung:
-            outcome.wrong = f"it hung: not done after {limit:.0f} s"
+            outcome.wrong = f"the run hung: it did not end within {limit:.0f} s"
         elif left:
-            outcome.wrong = "; ".join(filter(None, [outcome.wrong, f"processes outlived it: {left}"]))
+            outcome.wrong = "; ".join(filter(None, [outcome.wrong, f"these processes still run: {left}"]))
         elif self.code and self.code != -reported.get("exits", 0):
             outcome.wrong = f"exit code {self.code}"
         elif output and self.driver.is_quiet(self.plan) and not outcome.wrong and not self.code:
-            outcome.wrong = "something was printed"
+            outcome.wrong = "the run printed text"
         return outcome
 
 
 def parser_of(driver: Driver | None, name: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m drivers {name}")
-    parser.add_argument("--seed", type=int, default=1, help="the first seed; the next plans have the next ones")
-    parser.add_argument("--seconds", type=float, default=60, help="how long to begin plans")
-    parser.add_argument("--runs", type=int, default=sys.maxsize, help="how many plans to begin at most")
-    parser.add_argument("--jobs", type=int, default=1, help="plans side by side")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed; each later plan adds 1")
+    parser.add_argument("--seconds", type=float, default=60, help="start plans for this many seconds")
+    parser.add_argument("--runs", type=int, default=sys.maxsize, help="the maximum number of plans")
+    parser.add_argument("--jobs", type=int, default=1, help="the number of plans that run at once")
     parser.add_argument(
-        "--start-methods", default=driver.start_methods if driver else "fork", help="to choose from, as in fork,spawn"
+        "--start-methods", default=driver.start_methods if driver else "fork", help="methods to use, such as fork,spawn"
     )
-    parser.add_argument("--cadence-zero", action="store_true", help="a snapshot after each item")
-    parser.add_argument("--switch", type=float, help="seconds between two threads of a process, where not 0.005")
-    parser.add_argument("--limit", type=float, help="seconds after which a plan counts as hung")
-    parser.add_argument("--here", action="store_true", help="in this process, as for a debugger")
+    parser.add_argument("--cadence-zero", action="store_true", help="take a snapshot after each item")
+    parser.add_argument("--switch", type=float, help="the interpreter's switch interval (default: 0.005 s)")
+    parser.add_argument("--limit", type=float, help="seconds after which a plan is considered hung")
+    parser.add_argument("--here", action="store_true", help="run plans in this process, for example in a debugger")
     if driver is not None:
         driver.more(parser)
     return parser
@@ -252,7 +252,7 @@ def drive(name: str, driver: Driver, arguments: list[str]) -> int:
                 print(f"so far {runs} runs, {count} {driver.noun}; {len(failed)} failed", flush=True)
     del skipped[""]
     if skipped:
-        print(f"{skipped.total()} could not be judged: {dict(skipped.most_common(8))}")
+        print(f"{skipped.total()} runs could not be checked: {dict(skipped.most_common(8))}")
     seconds = time.monotonic() - started
     print(f"{name}: {runs} runs in {seconds:.0f} s, {count} {driver.noun}; {len(failed)} failed: {failed}", flush=True)
     return int(bool(failed) or not count)

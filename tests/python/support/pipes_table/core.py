@@ -269,13 +269,13 @@ ROWS: list[Row] = [
         "fork",
         build_forked,
         lambda xs: list(zip([x for x in xs if x % 2 == 0], xs, strict=False)),
-        grows="it refuses to hold as many items as one child is ahead",
+        grows="its buffer is limited, so one child cannot be read far ahead",
     ),
     UnsizedRow(
         "demux",
         build_split,
         lambda xs: [*[x for x in xs if x % 3 == 1], *[x for x in xs if x % 3 == 0]],
-        grows="it refuses to hold as many items as one child is ahead",
+        grows="its buffer is limited, so one child cannot be read far ahead",
     ),
     Row("unzip", build_unzipped, lambda xs: [(x + 7, x) for x in xs]),
     Row(

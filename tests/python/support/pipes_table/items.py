@@ -273,7 +273,7 @@ ROWS: list[Row] = [
         "shard_expand",
         lambda s: pipes.ShardExpander(s().map(shard_name)),
         lambda xs: [name for x in xs for name in shards(x)],
-        grows="each item makes as many as its number",
+        grows="item n becomes n items",
     ),
 ]
 

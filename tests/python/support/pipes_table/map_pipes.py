@@ -21,7 +21,7 @@ def squared(item: int) -> int:
 _row = partial(
     Row,
     grows="it keeps all items",
-    not_in_workers="its indices are counted before the items of the source are shared out",
+    not_in_workers="it numbers the items before the workers divide them",
 )
 ROWS: list[Row] = [
     _row("map_pipe", lambda s: indexed(s).to_iter_datapipe(), lambda xs: xs),

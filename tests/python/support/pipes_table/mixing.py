@@ -264,7 +264,7 @@ ROWS: list[Row] = [
         lambda xs, split: sampled([xs, xs] if split == "fork" else [xs[0::2], xs[1::2]], [1, 2]),
         {"split": (st.sampled_from(["fork", "deal"]), "deal")},
         random=True,
-        grows="it refuses to hold as many items as one child is ahead",
+        grows="its buffer is limited, so one child cannot be read far ahead",
     ),
     Row(
         "round_robin_demux",
@@ -276,7 +276,7 @@ ROWS: list[Row] = [
         "round_robin_demux_in_order",
         build_dispatched_one_by_one,
         lambda xs: [*xs[2::3], *xs[0::3], *xs[1::3]],
-        grows="it refuses to hold as many items as one child is ahead",
+        grows="its buffer is limited, so one child cannot be read far ahead",
     ),
     UnsizedRow(
         "random_split",
@@ -288,15 +288,15 @@ ROWS: list[Row] = [
             "weights": (st.lists(weight, min_size=1, max_size=3), [0.5, 0.3, 0.21]),
             "split_seed": (st.integers() | st.text(max_size=3), 3),
         },
-        grows="it takes no more items than it was told of",
+        grows="it accepts at most total_length items",
     ),
     UnsizedRow(
         "random_split_target",
         lambda s: s().shuffle(buffer_size=3).random_split({"a": 1, "b": 2}, "seed", 20, target="b").enumerate(),
         lambda xs: list(enumerate(drawn(shuffled(xs, 3), [1, 2], "seed", 20)[1])),
         random=True,
-        not_in_workers="how many items a group of a share has depends on the workers' seeds",
-        grows="it takes no more items than it was told of",
+        not_in_workers="the sizes of its groups depend on the workers' seeds",
+        grows="it accepts at most total_length items",
     ),
     Row(
         "zip_with_iter",

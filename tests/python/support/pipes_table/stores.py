@@ -69,20 +69,20 @@ ROWS: list[Row] = [
         "list_files",
         lambda s: FileLister(s().map(local_folder), masks="*.txt"),
         lambda xs: [f"{local_folder(x)}/{name}" for x in xs for name in names_in(x) if name.endswith(".txt")],
-        grows="its files are few",
+        grows="the test has only a few files",
     ),
     UnsizedRow(
         "open_files",
         lambda s: s().map(local_file).open_files(mode="t").map(contents),
         lambda xs: [(local_file(x), content_of(x)) for x in xs],
-        grows="its files are few",
+        grows="the test has only a few files",
     ),
     Row(
         "list_by_fsspec",
         lambda s: s().map(folder_url).list_files_by_fsspec(masks="*.txt"),
         lambda xs: [f"{folder_url(x)}/{name}" for x in xs for name in names_in(x) if name.endswith(".txt")],
         length="has no len",
-        grows="its files are few",
+        grows="the test has only a few files",
     ),
     Row(
         "list_by_iopath",
@@ -91,19 +91,19 @@ ROWS: list[Row] = [
             f"{local_folder(x)}/{name}" for x in xs for name in names_in(x) if name[0] == "a" or name[-1] == "g"
         ],
         length="has no len",
-        grows="its files are few",
+        grows="the test has only a few files",
     ),
     Row(
         "open_by_fsspec",
         lambda s: s().map(file_in_memory).open_files_by_fsspec().map(contents),
         lambda xs: [(file_in_memory(x), content_of(x)) for x in xs],
-        grows="its files are few",
+        grows="the test has only a few files",
     ),
     Row(
         "open_by_iopath",
         lambda s: s().map(local_file).open_files_by_iopath().map(contents),
         lambda xs: [(local_file(x), content_of(x)) for x in xs],
-        grows="its files are few",
+        grows="the test has only a few files",
     ),
     Row(
         "save_by_fsspec",

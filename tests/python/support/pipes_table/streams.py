@@ -129,7 +129,7 @@ ROWS: list[Row] = [
         "load_from_rar",
         lambda s: s().map(as_rar).load_from_rar().map(content_of),
         lambda xs: [(f"{x}.rar/{name}", content) for x in xs for name, content in RAR_MEMBERS.items()],
-        grows="it takes long over many archives",
+        grows="reading many archives takes too long",
     ),
     UnsizedRow(
         "load_from_tfrecord",

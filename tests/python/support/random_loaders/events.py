@@ -194,7 +194,7 @@ def interrupt(run: Run) -> None:
     position = run.loader.state_dict()["iteration_state"]
     received = 0 if position is None else position["received"]
     if received - run.at not in (0, 1):  # Ctrl-C may arrive between counting and receiving an item.
-        raise Differs(f"{run.at} items of epoch {run.epoch} came, and {received} are counted")
+        raise Differs(f"{run.at} items of epoch {run.epoch} arrived, but the state counts {received}")
     run.did.append(f"interrupted at {received}")
     run.received += [None] * (received - run.at)
     if run.rng.random() < 0.5:

@@ -158,7 +158,7 @@ def _read_epoch(
     finally:
         expected.check([], seen, run.plan.free)
     if whole and len(seen) != expected.size:
-        raise Differs(f"epoch {number} ends behind {len(seen)} of {expected.size} items")
+        raise Differs(f"epoch {number} ends after {len(seen)} of {expected.size} items")
     return seen
 
 
@@ -168,23 +168,23 @@ def _judge(run: Run, thread: FaultThread, error: BaseException | None, latency: 
     what = f"{type(error).__name__}: {error}"
     if error is None:
         if fault.what == "SIGINT":
-            raise Differs("the interrupt was swallowed")
+            raise Differs("the interrupt raised no exception")
         # The loader may not notice the exit of a process that has already sent its last item.
         late = run.did[-1] == "read all" or thread.injected_at is None or run.epoch == len(run.expected) - 1
         if fault.what != "halt" and not late and fault.victim == "child":
-            raise Differs(f"nobody missed the process {thread.pid}")
+            raise Differs(f"the exit of process {thread.pid} was not detected")
     elif thread.injected_at is None or fault.what == "halt":
-        raise Differs(f"nobody was struck for good, but: {what}") from error
+        raise Differs(f"no process was killed, but: {what}") from error
     elif fault.what == "SIGINT":
         if not isinstance(error, KeyboardInterrupt) or latency > NOTICED:
-            raise Differs(f"the interrupt came after {latency:.1f} s as {what}") from error
+            raise Differs(f"the interrupt was raised after {latency:.1f} s as {what}") from error
     elif fault.what == "SIGSTOP":
         timeout = 1.0 if run.plan.method == "fork" else 5.0
         if not isinstance(error, TimeoutError) or latency > timeout + NOTICED:
-            raise Differs(f"the process that stands still came after {latency:.1f} s as {what}") from error
+            raise Differs(f"the paused process was reported after {latency:.1f} s as {what}") from error
     else:
         name = "process" if fault.victim == "self" else f"(pid {thread.pid})"
         if not isinstance(error, WorkerExitedError) or name not in str(error):
-            raise Differs(f"the death came as {what}") from error
+            raise Differs(f"the exit was reported as {what}") from error
         if latency > (LATE if fault.victim == "self" else NOTICED):
-            raise Differs(f"the death was noticed after {latency:.1f} s")
+            raise Differs(f"the exit was detected after {latency:.1f} s")

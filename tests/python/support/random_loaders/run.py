@@ -142,7 +142,7 @@ class Run:
                 raise
             got, fails = self, True
         if got is not self or fails != self.expected[self.epoch].fails:
-            raise Differs(f"behind the last item of epoch {self.epoch} comes {'an error' if fails else got!r:.100}")
+            raise Differs(f"the last item of epoch {self.epoch} is followed by {'an error' if fails else got!r:.100}")
         self.did.append("end")
         if (self.has_others or self.rng.random() < 0.4) and self.epoch < len(self.plan.epochs):
             self.did.append("between:")
@@ -248,7 +248,7 @@ class Run:
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
             except RuntimeError as error:
-                if "the beginning of the next epoch was cut off" not in str(error):
+                if "the start of the next epoch was interrupted" not in str(error):
                     raise
                 raise Skipped("it is not known whether an epoch was left") from error
             self._leave_loader()
@@ -264,7 +264,7 @@ class Run:
                 next(old)
             except (RuntimeError, StopIteration):
                 return
-            raise Differs("an iterator went on after iter() was called again")
+            raise Differs("an iterator yielded items after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
         """Calls `function`, sometimes presses Ctrl-C during the call, and returns whether Ctrl-C has interrupted it."""
@@ -328,11 +328,11 @@ def resume_from(
         try:
             epoch.check(arrived[:received], got, plan.free)
         except Differs as error:
-            raise Differs(f"from a state in the midst of epoch {number}, at {received}: {error}") from None
+            raise Differs(f"from a state inside epoch {number}, at {received}: {error}") from None
         if got.fails and plan.free and plan.armed[number]:
             return
         if len(got) != until:
-            raise Differs(f"from a state in the midst of epoch {number}: {len(got)} items instead of {until}")
+            raise Differs(f"from a state inside epoch {number}: {len(got)} items instead of {until}")
         if not resumes:
             return
         number += 1
@@ -340,7 +340,7 @@ def resume_from(
         if number < len(plan.epochs) and plan.epochs[number][0] is not None:
             loader.seed(plan.epochs[number][0])
         if (got := read_epoch(loader, expected[number].size or None)) != expected[number][: expected[number].size]:
-            raise Differs(f"epoch {number}, behind one that was loaded: {got!s:.200}")
+            raise Differs(f"epoch {number}, after a loaded epoch: {got!s:.200}")
     plan.set_flag(False)
 
 
@@ -365,13 +365,15 @@ def check(plan: LoaderPlan) -> int:
     while (left := set(children()) - before) and time.monotonic() < deadline:
         time.sleep(0.005)
     if left:
-        raise Differs(f"processes were left behind after {run.did}: {list(map(shown, left))}")
+        raise Differs(f"processes still run after {run.did}: {list(map(shown, left))}")
     return len(run.did)
 
 
 def more(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-interrupts", action="store_true", help="without Ctrl-C at timed moments")
-    parser.add_argument("--faults", action="store_true", help="only plans in which a fault ends the loader")
+    parser.add_argument(
+        "--no-interrupts", action="store_true", help="do not press Ctrl-C at moments that depend on the clock"
+    )
+    parser.add_argument("--faults", action="store_true", help="only run plans that end by a failure")
 
 
 def plan_of(seed: int, options: argparse.Namespace) -> LoaderPlan:

@@ -38,12 +38,12 @@ class NodesJudge(Judge):
         if not described["shows_reading_ahead"]:
             plain = self._run(program, "whole", threads=False)
             if different := self._different(program, whole, plain, 0):
-                raise Wrong(f"unlike the same without threads: {different}")
+                raise Wrong(f"differs from the same nodes without threads: {different}")
         if described["category"] == "nodes without checkpoints":
             return
         before = self._run(program, "saving", target=folder)
         if different := difference(before[-1:], whole[program.stop_epoch : program.stop_epoch + 1], program.in_order):
-            raise Wrong(f"while places are saved: {different}")
+            raise Wrong(f"while states are saved: {different}")
         count = len(before[-1])
         for position in sorted({round(share * count) for share in program.resumed}):
             self.positions += 1
@@ -56,7 +56,7 @@ class NodesJudge(Judge):
         if not over:
             expected = [without(expected[0], items[:position], program.in_order), *expected[1:]]
         if different := self._different(program, rest, expected, program.stop_epoch + over):
-            raise Wrong(f"behind the state at {position} of {len(items)}: {different}")
+            raise Wrong(f"after the state at {position} of {len(items)}: {different}")
 
     def _different(self, program: Program, found: list[Any], expected: list[Any], first: int) -> str:
         if not program.in_order and len(found) == len(expected):

@@ -85,11 +85,11 @@ def unknowable(program: Any) -> str:
     if program.seeds == "none":
         return "each run has other random numbers"
     if program.dataset == "OwnNoise":
-        return "the data set draws from a generator of its own and tells no state"
+        return "the dataset draws from its own generator, but has no state"
     if program.dataset == "PlainEpochs" and program.persistent:
-        return "the data set counts its epochs and tells no state"
+        return "the dataset counts its epochs, but has no state"
     if program.dataset in ("Counting", "Noisy", "NoisyCounting", "OwnNoiseKept") and not program.in_order:
-        return "out of order, time decides which worker reads a sample"
+        return "with in_order=False, the timing decides which worker reads a sample"
     return ""
 
 
@@ -100,7 +100,7 @@ def check(judge: Any, seed: int, method: str) -> None:
     found = judge.phase(program, "whole", method=method)
     killed = judge.phase(program, "whole", exits=seed, method=method)
     if different := difference(killed["epochs"], found["epochs"], program.in_order):
-        raise Wrong(f"with exits: {different}")
+        raise Wrong(f"with exits of workers: {different}")
     verdict = judge.judge(seed, found, exits=seed + 1, method=method)
     if verdict.shown:
-        raise Wrong(f"with exits: {verdict.shown}")
+        raise Wrong(f"with exits of workers: {verdict.shown}")

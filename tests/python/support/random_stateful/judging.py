@@ -58,7 +58,7 @@ class StatefulJudge(Judge):
         except Wrong as wrong:
             if program.later_batch is None or "or save a state between two epochs" not in str(wrong):
                 raise
-            verdict.unknowable = "the place is a number of batches, which is refused by name"
+            verdict.unknowable = "the position is a number of batches, so the state cannot be loaded"
             return
         rest = resumed["epochs"]
         expected = whole[next_epoch:]
@@ -72,13 +72,13 @@ class StatefulJudge(Judge):
         if program.later_batch is not None:
             expected = in_batches(expected, program.later_batch)
         if different := difference(rest, expected, program.in_order):
-            raise Wrong(f"behind the state: {different}")
+            raise Wrong(f"after the state: {different}")
         compared = 1 if program.is_shared_again else None
         check_skipped(program, resumed["skipped"][:compared], skipped[next_epoch:][:compared])
         if program.compared_with_torch and program.has_torch_s_order:
             theirs = self.phase(program, "torch")["epochs"]
             different = difference(whole, theirs, program.in_order)
-            verdict.unlike = different and f"torch's own loader gives others: {different}"
+            verdict.unlike = different and f"torch's loader yields other samples: {different}"
 
 
 def in_batches(epochs: list[Any], size: int) -> list[Any]:
@@ -88,7 +88,7 @@ def in_batches(epochs: list[Any], size: int) -> list[Any]:
 
 def check_skipped(program: Program, found: list[Any], expected: list[Any]) -> None:
     if found != expected and (program.in_order or not program.breaks):
-        raise Wrong(f"skipped {found}, and not {expected}")
+        raise Wrong(f"skipped {found} instead of {expected}")
 
 
 def of_states(verdicts: list[Verdict]) -> list[str]:
@@ -98,7 +98,7 @@ def of_states(verdicts: list[Verdict]) -> list[str]:
     return [
         f"  epochs of torch's loader: {sum(not one.unlike for one in torch)} of {len(torch)}",
         f"  states that are JSON: {sum(one['json'] for one in shown)} of {len(shown)},"
-        f" that are alike when asked for twice: {sum(one['alike'] for one in shown)},"
+        f" that are equal when requested twice: {sum(one['alike'] for one in shown)},"
         f" bytes in the median: {statistics.median(sizes):.0f}, at most {max(sizes)}",
     ]
 

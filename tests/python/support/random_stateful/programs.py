@@ -112,19 +112,19 @@ class Program:
     def unknowable(self, over: bool) -> str:
         """Returns the reason why a loader cannot resume this program exactly, or "" if it can."""
         if self.dataset == "OwnNoise":
-            return "the data set draws from a generator of its own and tells no state"
+            return "the dataset draws from its own generator, but has no state"
         if self.dataset == "PlainEpochs" and (self.workers == 0 or self.persistent):
-            return "the data set counts its epochs and tells no state"
+            return "the dataset counts its epochs, but has no state"
         if self.sampler == "user's, counts epochs":
-            return "the sampler counts its epochs and tells no state"
+            return "the sampler counts its epochs, but has no state"
         if self.dataset in ("Counting", "Noisy", "NoisyCounting", "OwnNoiseKept") and not self.in_order:
-            return "out of order, time decides which worker reads a sample"
+            return "with in_order=False, the timing decides which worker reads a sample"
         if (over or self.stop_at == "before") and self.is_shared_again:
-            return "the dataset is shared out among another number of workers from the next epoch on"
+            return "another number of workers divides the dataset from the next epoch on"
         if over and self.draws_after_epoch and (self.free_order or self.noisy) and not self.seeds_epochs:
-            return "only the run that was not stopped draws from the global generators before its next epoch"
+            return "only the uninterrupted run draws from the global generators before its next epoch"
         if len(self.breaks) > 1 and self.later_workers_matter(self.stop_epoch + over):
-            return "no run has left one epoch with few workers and another one with more"
+            return "no single run leaves epochs with both numbers of workers"
         return ""
 
     def words(self) -> str:

@@ -208,7 +208,7 @@ def _class_of_readers() -> Any:
 def unnoticed(datapipe: Any) -> TypeError:
     return TypeError(
         f"a pipeline that ends in {name_of(datapipe)}, a pipe of torch, can be neither saved nor resumed, because the "
-        "beginning of its pass was not detected. Begin each pass by torchdata.datapipes.state.iterate(pipe) instead of "
+        "start of its iteration was not detected. Iterate it by torchdata.datapipes.state.iterate(pipe) instead of "
         "iter(pipe), as loaders do, or append a pipe of this package, such as .map()"
     )
 

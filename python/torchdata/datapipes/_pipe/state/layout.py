@@ -114,7 +114,7 @@ def _parse_entry(entry: Any, where: str, allow_pickle: bool, *, is_left: bool = 
     own = f"{where}, {entry['type']},"
     restores = entry.get("how") == "restore"
     if not restores and entry.get("how") != "begin":
-        raise ValueError(f"{own} cannot resume by {entry.get('how')!r}")
+        raise ValueError(f"{own} has how={entry.get('how')!r} instead of 'restore' or 'begin'")
     for name in ("yielded", "drop"):
         if name in entry or (restores and name == "yielded"):
             _check_count(entry.get(name), f"{own} has {name}")
@@ -135,7 +135,7 @@ def _parse_entry(entry: Any, where: str, allow_pickle: bool, *, is_left: bool = 
         check_generators(entry["generators"], allow_pickle)
     ahead = entry.get("ahead", (0, 0, 0))
     if not isinstance(ahead, (list, tuple)) or len(ahead) != 3 or not all(type(part) in (bool, int) for part in ahead):
-        raise ValueError(f"{own} has ahead={ahead!r}, which does not describe a thread")
+        raise ValueError(f"{own} has ahead={ahead!r}, which does not describe a thread that reads ahead")
     if is_left and "left" in entry:
         raise ValueError(f"{where} is left more than once")
     left, may = entry.get("left"), f"{where}, which may be left,"

@@ -29,8 +29,8 @@ from torchdata.datapipes.iter.archives.archive import (
 __all__ = ["RarArchiveLoader"]
 
 _NO_PROGRAM = "compressed members need one of the programs unrar, unar, 7z and bsdtar; install one of them"
-_NO_PASSWORDS = "archives with a password are not supported, extract it first"
-_NO_VOLUMES = "archives of several volumes are not supported, join the volumes first"
+_NO_PASSWORDS = "archives with a password are not supported; extract the archive first"
+_NO_VOLUMES = "archives of several volumes are not supported; join the volumes first"
 
 
 def _rarfile() -> Any:

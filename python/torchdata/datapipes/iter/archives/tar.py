@@ -151,7 +151,7 @@ class _Header(tarfile.TarInfo):
         try:
             info = super().fromtarfile(tarfile_)
             if info.size < 0 or not offset < tarfile_.offset <= _LAST_OFFSET:  # the next header must come later
-                raise ValueError(f"its member has {info.size} bytes")
+                raise ValueError(f"its member has the invalid size {info.size}")
             return info
         except (tarfile.InvalidHeaderError, tarfile.TruncatedHeaderError) as error:  # type: ignore[attr-defined]
             if not offset:

@@ -186,7 +186,7 @@ class RandomSplitter(IterDataPipe[Any]):
             except (TypeError, NotImplementedError) as error:
                 raise TypeError(
                     f"{name} needs `total_length`, but it is unable to infer it from the `source_datapipe`: {source!r} "
-                    "doesn't know its length"
+                    "has no length"
                 ) from error
         check_int(name, "total_length", total_length, least=0)
         if target is not None and target not in weights:

@@ -209,7 +209,7 @@ class _AISObject(RemoteFile[_AISRecipe]):
             raise self._broken(redacted(str(error))) from error
         if not found:
             self.drop_answer()
-            raise self._broken("the cluster sent no more")
+            raise self._broken("the cluster sent no more bytes")
         target[: len(found)] = found
         self._position += len(found)
         self._answer_at = self._position

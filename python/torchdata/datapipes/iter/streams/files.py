@@ -125,11 +125,11 @@ class FileLister(DeclaredLength, IterDataPipe[str]):
         kind = f"no file that matches {self.masks!r}" if self.masks else "no file"
         if self._passed_over is not None:
             but = (
-                f", but folders that it did not enter, such as {shown(self._passed_over)}; "
-                "FileLister(..., recursive=True) lists what is in folders, too"
+                f", and did not enter folders such as {shown(self._passed_over)}; "
+                "FileLister(..., recursive=True) also lists files in these folders"
             )
         elif self._unwanted is not None:
-            but = f", but others, such as {shown(self._unwanted)}"
+            but = f", but other files, such as {shown(self._unwanted)}"
         else:
             but = f" in {shown(root)}"
         warn_outside(f"FileLister found {kind}{but}")
@@ -164,7 +164,7 @@ class FileLister(DeclaredLength, IterDataPipe[str]):
                     elif not entry.is_symlink():
                         subdirectories.append(entry.path)
         except OSError as error:
-            advice = "check the root that it was given."
+            advice = "check the path that was passed to it."
             folder, _, pattern = directory.rpartition(os.sep)
             if glob.has_magic(directory):
                 advice = f"a pattern belongs in masks: FileLister({folder or '.'!r}, masks={pattern!r})."

@@ -45,7 +45,7 @@ class JsonParser(ItemByItem[tuple[str, Any]]):
             json.loads("null", **kwargs)
         except TypeError as error:
             raise TypeError(
-                f"JsonParser: {error}; the options {shown(kwargs)} must be ones of Python's json.loads"
+                f"JsonParser: {error}; the options {shown(kwargs)} must be options of Python's json.loads"
             ) from error
 
     def _result(self, pair: Any) -> tuple[str, Any]:

@@ -77,7 +77,7 @@ class Saver(ItemByItem[str]):
             path = self.fn(path)
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(
-                f"Saver writes to paths, but got {shown(path)} for one; pass filepath_fn, which makes the path"
+                f"Saver needs a path, but got {shown(path)}; pass filepath_fn, a function that returns the path"
             )
         with explaining(self, "was writing", path, f" in mode {self.mode!r}"):
             check_target(self, os.fspath(path))

@@ -108,7 +108,7 @@ class _Text(HoldsStream[Any]):
             try:
                 look_up(value)
             except (LookupError, TypeError) as error:
-                raise ValueError(f"{name}: {argument} must be one that Python knows, but got {value!r}") from error
+                raise ValueError(f"{name}: {argument} must be a name that Python knows, but got {value!r}") from error
         self._decode = decode
         self._encoding = encoding
         self._errors = "ignore" if errors is None else errors

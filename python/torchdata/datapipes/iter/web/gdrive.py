@@ -52,7 +52,7 @@ class DriveClient(Client):
             return file_name(name)
         except ValueError:
             raise RuntimeError(
-                f"{self.pipe} finds no file name in the answer to the Google drive link {shown(url)}: its "
+                f"{self.pipe} found no file name in the response to the Google drive link {shown(url)}: its "
                 f"content-disposition is {shown(header)}"
             ) from None
 
@@ -75,8 +75,8 @@ class DriveClient(Client):
                 break
             asked = way_on
         raise RuntimeError(
-            f"{self.pipe} gets a page instead of a file for the Google drive link {shown(url)}: the answer has no "
-            "content-disposition; share the file with everyone who has the link, and use its download link or "
+            f"{self.pipe} received a page instead of a file for the Google drive link {shown(url)}: the response has "
+            "no content-disposition; share the file with everyone who has the link, and use its download link or "
             "one of the form https://drive.google.com/file/d/ID"
         )
 

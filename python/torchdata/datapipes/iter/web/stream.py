@@ -116,8 +116,8 @@ class HttpRecipe:
                 sent = response.headers.get("Content-Range", "")
                 if not sent.startswith(f"bytes {offset}-") or found.encoded:
                     raise RuntimeError(
-                        f"{self.client.pipe} asked for {shown(self.url)} from byte {offset} on, but its server sent "
-                        f"{sent or 'a range that it does not name'}"
+                        f"{self.client.pipe} requested {shown(self.url)} from byte {offset}, but the server sent "
+                        f"{sent or 'another range'}"
                     )
                 return response, 0
             return response, offset
@@ -224,7 +224,7 @@ class _Body(io.RawIOBase):
             if not dropped:
                 raise RuntimeError(
                     f"{self.recipe.client.pipe} cannot continue to read {shown(self.name)} at byte {self.position}, "
-                    f"because the file has changed: it ends {self._early} bytes before; start the epoch again"
+                    f"because the file has changed: it ends {self._early} bytes before that byte; start the epoch again"
                 )
             self._early -= len(dropped)
         return self._arrived(most, whole)
