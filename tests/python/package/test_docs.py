@@ -136,28 +136,39 @@ def each_of(name: str) -> list[str]:
 def test_files_that_prose_names_exist() -> None:
     """A document may name a file without the first folders of the file's path."""
     pages = [ROOT / "README.md", ROOT / "DEVELOP.md", *PAGES]
-    there = [page.relative_to(ROOT) for page in [*SOURCES, *pages, *ROOT.glob("*.*"), *ROOT.glob("rust/*/*.toml")]]
-    there += [path.relative_to(ROOT) for path in (ROOT / "python").rglob("*.pyi")]
-    there += [path.relative_to(ROOT) for path in (ROOT / ".github").rglob("*.yml")]
-    there += [
-        path.relative_to(ROOT)
-        for folder in ("docs", "tests", "examples", "findings")
-        for path in (ROOT / folder).rglob("*.*")
-    ]
-    paths = {f"/{path}" for one in there for path in (one, *one.parents)}
-    count, lacking = 0, []
-    for page in [*SOURCES, *pages]:
-        text = page.read_text(encoding="utf-8")
-        for name in FILE_NAMES.findall(FENCED.sub("", text) if page.suffix == ".md" else text):
-            count += 1
-            if name.startswith(MADE):
-                continue
-            for one in each_of(name.rstrip("/")):
-                pattern = re.compile(".*/" + re.escape(one).replace(r"\*", "[^/]*"))
-                if not any(pattern.fullmatch(path) if "*" in one else path.endswith(f"/{one}") for path in paths):
-                    lacking.append(f"{page.relative_to(ROOT)}: {one}")
-    assert count > 100
+    folders = ("rust", "python", "benches", "tests", "tools", "docs", "examples", "findings", ".github")
+    there = [*ROOT.glob("*.*"), *(path for folder in folders for path in (ROOT / folder).rglob("*.*"))]
+    paths = {f"/{part}" for path in there for one in [path.relative_to(ROOT)] for part in (one, *one.parents)}
+    texts = {page: page.read_text(encoding="utf-8") for page in (*SOURCES, *pages)}
+    texts |= {page: FENCED.sub("", texts[page]) for page in pages}
+    named = [(page, name) for page in texts for name in FILE_NAMES.findall(texts[page]) if not name.startswith(MADE)]
+    lacking = []
+    for page, name in named:
+        for one in each_of(name.rstrip("/")):
+            pattern = re.compile(".*/" + re.escape(one).replace(r"\*", "[^/]*"))
+            if not any(pattern.fullmatch(path) if "*" in one else path.endswith(f"/{one}") for path in paths):
+                lacking.append(f"{page.relative_to(ROOT)}: {one}")
+    assert len(named) > 100
     assert not lacking, lacking
+
+
+#: Matches a name in backticks, also as a method or with arguments.
+NAMES = re.compile(r"(?<!`)`\.?([A-Za-z_][\w.]*)(?:\([^`\n]*\))?`(?!`)")
+#: Names of other projects that no file of this project uses.
+FOREIGN = "DynamicCutSampler ImageFolder PyUnstable_Object_IsUniquelyReferenced SCM_RIGHTS SimpleCutSampler rustup"
+
+
+def test_names_that_prose_mentions_exist() -> None:
+    """Pages for users of other projects also contain names of these projects."""
+    pages = [ROOT / "README.md", ROOT / "CHANGELOG.md", *PAGES]
+    texts = [page.read_text().partition("### Removed")[0] for page in pages if not re.match("from-|old-", page.name)]
+    others = [*(ROOT / "python").rglob("*.pyi"), *(ROOT / "examples").rglob("*.py")]
+    sources = [path.read_text() for path in (*SOURCES, *others)]
+    blocks = [block for text in texts for block in FENCED.findall(text)]
+    known = {path.stem for path in SOURCES} | set(re.findall(r"\w+", " ".join([FOREIGN, *sources, *blocks])))
+    named = [name for text in texts for name in NAMES.findall(FENCED.sub("", text))]
+    assert len(named) > 1000
+    assert not [name for name in named if not known.issuperset(name.split("."))]
 
 
 def test_the_readme_is_read_in_a_few_minutes() -> None:
