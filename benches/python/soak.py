@@ -3,7 +3,7 @@
 Two loaders take turns, one epoch each: a `DataLoader2` with a cache and a shuffle buffer, and a `StatefulDataLoader`.
 A state of the running loader is taken every second, and a worker is killed and replaced every few seconds. The memory
 is the PSS of the main process and its children, which counts each shared page once.
-Run: `python benches/python/soak.py [--minutes 60] [--settle 5]`.
+Run: `python benches/python/soak.py [--minutes 60] [--settle 5] [--pause 0.002]`.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def workers_of() -> list[int]:
     return found
 
 
-def run(until: float) -> tuple[Events, int]:
+def run(until: float, pause: float) -> tuple[Events, int]:
     events, epochs = Events(until), 0
     both = loaders()
     while time.monotonic() < until:
@@ -107,6 +107,7 @@ def run(until: float) -> tuple[Events, int]:
         for item in items:
             del item
             events.happen(loader)
+            time.sleep(pause)
         epochs += 1
         if epochs % 2 == 0:
             events.measure()
@@ -119,9 +120,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--settle", type=float, default=5.0, help="the minutes before the memory is first compared")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds to sleep after each item")
     asked = parser.parse_args()
     warnings.simplefilter("ignore", RuntimeWarning)  # each restart causes a RuntimeWarning
-    events, epochs = run(time.monotonic() + 60 * asked.minutes)
+    events, epochs = run(time.monotonic() + 60 * asked.minutes, asked.pause)
     settled = [size for seconds, *size in events.samples if seconds >= 60 * asked.settle]
     if len(settled) < 2 * SAMPLES:
         print(f"only {len(settled)} measurements after {asked.settle:g} minutes: run it longer")
