@@ -9,6 +9,9 @@ not change `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples
 types. All other values of a state, such as arrays, are pickled together, so that an item in two queues remains a single
 object. In a state, a pickle of plain data is stored under the key `NESTED`. A pickle of any other data is stored under
 the key `PICKLED`, and is loaded only from trusted states.
+
+A sealed snapshot consists of a header (magic number, version, length, CRC-32 checksum) and a pickle of plain data. The
+checksum is verified before unpickling. A pickle that refers to classes is rejected.
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import struct
 import sys
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from types import FunctionType, NoneType
@@ -114,6 +119,52 @@ _RESERVED = frozenset({PICKLED, NESTED})
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
 
 _OTHER: Any = object()
+
+_HEADER = struct.Struct("<4sIQI")
+_MAGIC, _VERSION = b"tdrs", 1
+
+
+def seal(snapshot: Any) -> bytes:
+    """The pickle is written after a gap for its header, because joining two byte strings would copy the state."""
+    with pickle_file() as sealed:
+        sealed.seek(_HEADER.size)
+        pickle.Pickler(sealed, protocol=5).dump(snapshot)
+    with sealed.getbuffer() as written, written[_HEADER.size :] as pickled:
+        if written.nbytes:  # the file is empty if the data exceed the limit of the caller's `bounded` context
+            _HEADER.pack_into(written, 0, _MAGIC, _VERSION, len(pickled), zlib.crc32(pickled))
+    return sealed.getvalue()
+
+
+def unseal(sealed: Any, what: str) -> Any:
+    """Raises ValueError if the bytes are damaged, or have another version."""
+    check_seal(sealed, what)
+    try:
+        return loads_plain(sealed[_HEADER.size :])
+    except ValueError as error:
+        raise ValueError(f"{what} is damaged: {error}") from None
+
+
+def check_seal(sealed: Any, what: str) -> None:
+    if not is_sealed(sealed):
+        raise ValueError(f"{what} is damaged: its length is wrong, or it is not a snapshot")
+    _, version, _, checksum = _HEADER.unpack_from(sealed)
+    if version != _VERSION:
+        raise ValueError(f"{what} has version {version}, but this release reads version {_VERSION}")
+    if zlib.crc32(memoryview(sealed)[_HEADER.size :]) != checksum:
+        raise ValueError(f"{what} is damaged: its checksum differs from the saved checksum")
+
+
+def is_sealed(sealed: Any) -> bool:
+    """Returns whether the bytes look like a snapshot, without computing the checksum, which takes longer."""
+    if not isinstance(sealed, bytes) or len(sealed) < _HEADER.size:
+        return False
+    magic, _, length, _ = _HEADER.unpack_from(sealed)
+    return bool(magic == _MAGIC and length == len(sealed) - _HEADER.size)
+
+
+def seal_of(sealed: bytes) -> bytes:
+    """Returns the header, which differs between snapshots because it contains a checksum."""
+    return sealed[: _HEADER.size]
 
 
 def to_plain(state: Any, owner: str) -> dict[str, Any]:

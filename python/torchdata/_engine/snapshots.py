@@ -1,22 +1,13 @@
-"""Encodes the state of a child process (a snapshot) as bytes, and defines the data that a child needs to resume.
+"""Defines when a child process takes a snapshot of its state, and the data that a child needs to resume.
 
 The main process stores a snapshot without decoding it, and returns it to the child that resumes an epoch.
-
-A sealed snapshot consists of a header (magic number, version, length, CRC-32 checksum) and a pickle of plain data. The
-checksum is verified before unpickling. A pickle that refers to classes is rejected.
 """
 
 from __future__ import annotations
 
-import pickle
-import struct
-import zlib
 from dataclasses import dataclass
-from typing import Any
 
-from torchdata._bounded_pickles import pickle_file
 from torchdata._native import Collector
-from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
 #: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100.
@@ -46,8 +37,6 @@ Kept = tuple[Account, int, Account, bytes]
 #: snapshot's bytes.
 KeptDispatched = tuple[int, list[Account], bytes]
 
-_HEADER = struct.Struct("<4sIQI")
-_MAGIC, _VERSION = b"tdrs", 1
 _REASON, _LONGEST_REASON = Collector.REASON, 2000
 
 
@@ -93,26 +82,6 @@ class Resumption:
     strict: bool = True
 
 
-def seal(snapshot: Any) -> bytes:
-    """The pickle is written after a gap for its header, because joining two byte strings would copy the state."""
-    with pickle_file() as sealed:
-        sealed.seek(_HEADER.size)
-        pickle.Pickler(sealed, protocol=5).dump(snapshot)
-    with sealed.getbuffer() as written, written[_HEADER.size :] as pickled:
-        if written.nbytes:  # the file is empty if the data exceed the limit of the caller's `bounded` context
-            _HEADER.pack_into(written, 0, _MAGIC, _VERSION, len(pickled), zlib.crc32(pickled))
-    return sealed.getvalue()
-
-
-def unseal(sealed: Any, what: str) -> Any:
-    """Raises ValueError if the bytes are damaged, or have another version."""
-    check_seal(sealed, what)
-    try:
-        return loads_plain(sealed[_HEADER.size :])
-    except ValueError as error:
-        raise ValueError(f"{what} is damaged: {error}") from None
-
-
 def reason(error: Exception) -> bytes:
     return _REASON + str(error).encode()[:_LONGEST_REASON]
 
@@ -122,26 +91,3 @@ def reason_in(content: bytes | None) -> str | None:
     if content is None or not content.startswith(_REASON):
         return None
     return content[len(_REASON) :].decode(errors="replace")
-
-
-def check_seal(sealed: Any, what: str) -> None:
-    if not is_sealed(sealed):
-        raise ValueError(f"{what} is damaged: its length is wrong, or it is not a snapshot")
-    _, version, _, checksum = _HEADER.unpack_from(sealed)
-    if version != _VERSION:
-        raise ValueError(f"{what} has version {version}, but this release reads version {_VERSION}")
-    if zlib.crc32(memoryview(sealed)[_HEADER.size :]) != checksum:
-        raise ValueError(f"{what} is damaged: its checksum differs from the saved checksum")
-
-
-def is_sealed(sealed: Any) -> bool:
-    """Returns whether the bytes look like a snapshot, without computing the checksum, which takes longer."""
-    if not isinstance(sealed, bytes) or len(sealed) < _HEADER.size:
-        return False
-    magic, _, length, _ = _HEADER.unpack_from(sealed)
-    return bool(magic == _MAGIC and length == len(sealed) - _HEADER.size)
-
-
-def seal_of(sealed: bytes) -> bytes:
-    """Returns the header, which differs between snapshots because it contains a checksum."""
-    return sealed[: _HEADER.size]

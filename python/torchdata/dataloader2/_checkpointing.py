@@ -221,10 +221,10 @@ class StateKeeper:
 
     def set(self, state: LoaderState, strict: bool, positions: SavedPositions) -> None:
         """Makes a loader that has not begun an epoch resume from a state."""
+        _warn_of_replay(state.recomputed)  # before any change, because a filter may turn the warning into an error
         self._run.saved_positions = positions
         self._pipeline.service_state = state.service
         self._seeds.take(state.randomness)
-        _warn_of_replay(state.recomputed)
         self._run.resume_at = None if state.position is None else (state.position, strict)
         self.loaded = state
 

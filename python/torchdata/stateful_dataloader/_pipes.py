@@ -10,7 +10,7 @@ import torch
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 from torch.utils.data.graph_settings import apply_random_seed
 
-from torchdata._engine.snapshots import seal, unseal
+from torchdata._plain_pickles import seal, unseal
 from torchdata.dataloader2.graph.settings import random_pipes
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.iteration import is_restorable, is_torchs

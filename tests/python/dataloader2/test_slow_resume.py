@@ -101,6 +101,10 @@ def test_a_warning_names_what_a_resume_must_recompute_and_how_long_it_takes(
     _, state = stopped(DataLoader2(pipe(), num_workers=workers), 40)
     where = " in worker 0" if workers else ""
     with DataLoader2(pipe(), num_workers=workers) as loader:
+        before = loader.state_dict()
+        with warnings.catch_warnings(action="error"), pytest.raises(RuntimeWarning, match="takes up to"):
+            loader.load_state_dict(state)
+        assert loader.state_dict() == before
         with pytest.warns(
             RuntimeWarning, match=rf"takes up to \d+ s.*recomputed: \d\d items of Passing{where}.*one_to_one = True"
         ):

@@ -14,7 +14,7 @@ import pytest
 
 from process_checks import nothing_is_left  # noqa: F401 - a fixture
 from resuming import begun, continued, resumed, saved, stopped
-from torchdata._engine.snapshots import seal, unseal
+from torchdata._plain_pickles import seal, unseal
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.dataloader2.state.layout import opened, sealed

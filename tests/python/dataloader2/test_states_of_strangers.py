@@ -7,6 +7,7 @@ import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -16,7 +17,7 @@ import pytest
 from pipes_table import ROWS, seed
 from resuming import begun, continued, resumed, with_state
 from torchdata import _plain_pickles
-from torchdata._engine.snapshots import seal, unseal
+from torchdata._plain_pickles import seal, unseal
 from torchdata.dataloader2 import (
     DataLoader2,
     InProcessReadingService,
@@ -100,7 +101,7 @@ def test_describe_opens_no_generator_and_refuses_other_objects():
 def test_a_loader_resumes_without_unpickling(monkeypatch):
     for workers in (2, 0):
         state, rest = saved(workers=workers)
-        monkeypatch.setattr("torchdata._plain_pickles.pickle", None)
+        monkeypatch.setattr("torchdata._plain_pickles.pickle", SimpleNamespace(Pickler=pickle.Pickler))
         monkeypatch.setattr("torchdata.dataloader2._checkpointing.unpickled", None)
         assert resumed(loader_of(shuffled(), workers), state, allow_pickle=False) == [rest]
 

@@ -8,7 +8,7 @@ import pytest
 
 from process_checks import loader, nothing_is_left  # noqa: F401
 from torchdata.dataloader2.random import SeedGenerator
-from torchdata.dataloader2.services.program import _seed_torch as seed_torch
+from torchdata.datapipes._pipe.state.generators import seed_torch
 from torchdata.datapipes.iter import IterableWrapper
 
 torch = pytest.importorskip("torch")

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from fuzz_files import Target, mutated
-from torchdata._engine.snapshots import is_sealed, seal, unseal
 from torchdata._native import Meeting, StatsBoard
 from torchdata._observe.stats.reading import read_board, summarise
-from torchdata._plain_pickles import dumps_plain, loads_plain
+from torchdata._plain_pickles import dumps_plain, is_sealed, loads_plain, seal, unseal
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService, describe
 from torchdata.dataloader2.state.layout import checksums
 from torchdata.datapipes.iter import IterableWrapper

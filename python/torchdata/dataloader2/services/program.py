@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from multiprocessing import parent_process
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
 
 from torchdata import _engine
@@ -24,6 +22,7 @@ from torchdata.dataloader2.graph.copying import replica
 from torchdata.dataloader2.graph.cutting import DispatchedSource, find_non_dispatching_branches
 from torchdata.dataloader2.graph.serialization import why_not
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding
+from torchdata.dataloader2.random.global_generators import seed_global_generators, seeded_generators
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.caches import Caches
 from torchdata.dataloader2.services.common_parts import CommonParts
@@ -38,7 +37,6 @@ from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.exchanging import LOCKS, ShardGlobals, current_generators
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
-from torchdata.datapipes._pipe.state.generators import seed_when_imported, seeded_generators
 from torchdata.datapipes._pipe.state.iteration import is_torchs
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 from torchdata.datapipes._pipe.witnessing import Witness
@@ -49,8 +47,6 @@ from torchdata.datapipes.state import entries_of, iterate, load_entries, load_ge
 if TYPE_CHECKING:
     from torchdata.datapipes.datapipe import IterDataPipe
 
-#: This attribute of `sys` limits the number of entries in a printed stack.
-_LIMIT = "tracebacklimit"
 #: The module where users may replace `process_init_fn` and `process_reset_fn`.
 _PUBLIC = "torchdata.dataloader2.reading_service"
 
@@ -165,7 +161,7 @@ def process_reset_fn(
         >>> first == list(process_reset_fn(pipe, info, SeedGenerator(7)))
         True
     """
-    _seed_global_generators(seed_generator, distributed_shared_seed)
+    seed_global_generators(seed_generator, distributed_shared_seed)
     if distributed_shared_seed:
         set_datapipes_seed(Graph(datapipe).breadth_first(), seed_generator, distributed_shared=True)
     else:
@@ -383,11 +379,11 @@ class GraphProgram(EpochProgram):
 
     def _seeded_generators(self) -> dict[str, Any]:
         """Returns the global generators' states right after seeding, which snapshots omit if they are unchanged."""
-        return _seeded_generators(self._begun_with[0], self._child.dispatches)
+        return seeded_generators(self._begun_with[0], self._child.dispatches)
 
     def _seed_common_part(self, seeds: bytes, number: int) -> None:
         generator = SeedGenerator(SeedGenerator.imported(seeds).generate_shared_seed()).spawn(number)
-        _seed_global_generators(generator, shared=False)
+        seed_global_generators(generator, shared=False)
         set_worker_info(0, 1, self.datapipe, is_local=_engine.current_sender is None)
 
     def _set_worker_info(self) -> None:
@@ -543,50 +539,6 @@ class GraphProgram(EpochProgram):
 
     def _in_use(self, name: str) -> Callable[..., Any]:
         return self.replaced.get(name) or function_in_use(name)
-
-
-def _seeds(seed_generator: SeedGenerator, shared: bool) -> dict[str, int]:
-    """Returns the seeds of the global generators. Always draws three seeds, even if NumPy or torch is not loaded, so
-    that the seeds of the pipes do not depend on the loaded libraries."""
-    draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
-    return {"random": draw(), "torch": draw(), "numpy.random": draw() >> 32}  # NumPy's generator accepts 32 bits
-
-
-@lru_cache(maxsize=64)  # each shard of this process has its own seeds
-def _seeded_generators(seeds: bytes, shared: bool) -> dict[str, Any]:
-    return seeded_generators(_seeds(SeedGenerator.imported(seeds), shared))
-
-
-def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
-    seeds = _seeds(seed_generator, shared)
-    random.seed(seeds.pop("random"))
-    torch, numpy_random = loaded("torch"), loaded("numpy.random")  # NumPy imports this module only when it is used
-    if torch is not None:
-        _seed_torch(torch, seeds.pop("torch"))
-    if numpy_random is not None:
-        numpy_random.seed(seeds.pop("numpy.random"))
-    # Libraries that are not imported yet are seeded when they are imported. The main process seeds these libraries only
-    # while a shard runs, because at other times, its generators belong to the user.
-    if parent_process() is not None or own_random.is_replica:
-        seed_when_imported(seeds)
-
-
-def _seed_torch(torch: Any, seed: int) -> None:
-    """Seeds torch like `torch.manual_seed(seed)`, but does not format the caller's stack as text.
-
-    For each kind of device not in use yet, `torch.manual_seed` formats the caller's stack, to show it in later errors.
-    Formatting the stack checks each source file on disk, which would delay the first item of every epoch.
-    """
-    missing = object()
-    limit = getattr(sys, _LIMIT, missing)
-    setattr(sys, _LIMIT, 0)
-    try:
-        torch.manual_seed(seed)
-    finally:
-        if limit is missing:
-            delattr(sys, _LIMIT)
-        else:
-            setattr(sys, _LIMIT, limit)
 
 
 def _yielded(pipe: Any) -> int:

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchdata._engine.snapshots import is_sealed, seal, unseal
-from torchdata._plain_pickles import from_plain, loads_plain, to_plain
+from torchdata._plain_pickles import from_plain, is_sealed, loads_plain, seal, to_plain, unseal
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.services.interface import (

@@ -15,8 +15,8 @@ from dataclasses import astuple
 from types import NoneType
 from typing import Any
 
-from torchdata._engine.snapshots import Account, KeptDispatched, is_sealed, seal, seal_of, unseal
-from torchdata._plain_pickles import UntrustedPickleError, refuse_pickled
+from torchdata._engine.snapshots import Account, KeptDispatched
+from torchdata._plain_pickles import UntrustedPickleError, is_sealed, refuse_pickled, seal, seal_of, unseal
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.state.position import (

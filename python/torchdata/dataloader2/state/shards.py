@@ -10,8 +10,7 @@ from collections.abc import Mapping, Sequence
 from itertools import dropwhile, takewhile
 from typing import Any
 
-from torchdata._engine.snapshots import seal
-from torchdata._plain_pickles import from_plain, to_plain
+from torchdata._plain_pickles import from_plain, seal, to_plain
 from torchdata.dataloader2.state.layout import sealed
 from torchdata.dataloader2.state.position import Content, Position, Shard, ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.graph.graph import Graph

@@ -88,7 +88,7 @@ def load_generators(state: dict[str, Any]) -> None:
     if "torch" in state and (torch := _imported("torch")) is not None:
         torch.default_generator.set_state(torch.frombuffer(bytearray(state["torch"]), dtype=torch.uint8))
     if "awaited" in state:
-        seed_now_or_when_imported(state["awaited"])
+        seed_when_imported(seed_loaded(state["awaited"]))
 
 
 def _imported(name: str) -> Any:
@@ -119,10 +119,28 @@ def _to_numpy(state: Any) -> Any:
     return "MT19937", frombuffer(key, "<u4"), position, has_gauss, gauss
 
 
-# -- libraries that are imported later ---------------------------------------------------------------------------------
+# -- seeding, also of libraries that are imported later ----------------------------------------------------------------
+
+
+def seed_torch(torch: Any, seed: int) -> None:
+    """Seeds torch like `torch.manual_seed(seed)`, but does not format the caller's stack as text.
+
+    For each kind of device that was not used yet, `torch.manual_seed` formats the caller's stack for the message of a
+    later error. Formatting the stack checks each source file on disk, which would delay the first item of every epoch.
+    """
+    limit = getattr(sys, "tracebacklimit", None)
+    sys.tracebacklimit = 0  # the number of entries in a formatted stack
+    try:
+        torch.manual_seed(seed)
+    finally:
+        if limit is None:
+            del sys.tracebacklimit
+        else:
+            sys.tracebacklimit = limit
+
 
 _SEED: Mapping[str, Callable[[Any, int], object]] = {
-    "torch": lambda torch, seed: torch.manual_seed(seed),
+    "torch": seed_torch,
     "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
 }
 
@@ -143,11 +161,13 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
     call_when_imported("seeds", {name: partial(_seed, name) for name in seeds})
 
 
-def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
-    seed_when_imported({name: seed for name, seed in seeds.items() if name not in sys.modules})
-    for name, seed in seeds.items():
-        if name in sys.modules:
-            _SEED[name](sys.modules[name], seed)
+def seed_loaded(seeds: Mapping[str, int]) -> dict[str, int]:
+    """Seeds the generators of the libraries that are imported, and returns the seeds of the other libraries."""
+    later = dict(seeds)
+    for name in seeds:
+        if (module := loaded(name)) is not None:
+            _SEED[name](module, later.pop(name))
+    return later
 
 
 def await_again(seeds: dict[str, int]) -> None:
