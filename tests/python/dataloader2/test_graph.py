@@ -18,8 +18,14 @@ from torchdata.dataloader2.graph import (
     set_graph_random_seed,
     traverse_dps,
 )
-from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_random_seed, apply_sharding
+from torchdata.dataloader2.graph.settings import (
+    SHARDING_PRIORITIES,
+    apply_random_seed,
+    apply_sharding,
+    get_all_graph_pipes,
+)
 from torchdata.dataloader2.linter import _check_shuffle_before_sharding
+from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -137,9 +143,11 @@ def test_changes_of_fixed_pipes_are_refused_by_name():
         replace_dp(graph, start, [1])
     with pytest.raises(ValueError, match="one last pipe, but got 0 entries"):
         replace_dp({}, start, start)
-    for function in (traverse_dps, lambda graph: find_dps(graph, int)):
-        with pytest.raises(TypeError, match="but got 3"):
-            function(3)
+    changes = [lambda graph: find_dps(graph, int), lambda graph: remove_dp(graph, start), get_all_graph_pipes]
+    for function in (traverse_dps, list_dps, lambda graph: set_graph_random_seed(graph, SeedGenerator(0)), *changes):
+        for graph in (3, {1: 2}) if function is not traverse_dps else (3,):
+            with pytest.raises(TypeError, match=f"but got {graph}"):
+                function(graph)
     with pytest.raises(TypeError, match="but got 'x'"):
         list_dps(graph, exclude_dps=["x"])
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
 import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from handlers import handling
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from resumed import loaded
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -373,3 +376,30 @@ def test_the_statistics_name_torch_s_function_of_batches() -> None:
     rest = resumed(epoch_of(Plain, 2, collate_fn=None)[1][0], Plain, 0, collate_fn=None)
     list(rest)
     assert "default_collate" in [pipe.name for pipe in rest.stats().merged_pipes()]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_state_of_a_signal_handler_counts_only_batches_that_were_delivered(workers: int) -> None:
+    _, states = epoch_of(WithIterator, 2)
+    reading, calls = resumed(states[2], WithIterator, workers), itertools.count()
+    got: list[Any] = []
+    found: list[tuple[int, Any]] = []
+
+    def interrupt(*_: object) -> None:
+        if next(calls) % 97 == 0:
+            signal.raise_signal(signal.SIGUSR1)
+
+    with handling(lambda *_: found.append((len(got), reading.state_dict())), signal.SIGUSR1):
+        batches = iter(reading)
+        sys.setprofile(interrupt)
+        for _ in map(got.append, batches):
+            pass
+        sys.setprofile(None)
+
+    def indices(batches: Any) -> list[list[int]]:
+        return [[index for index, *_ in batch] for batch in batches]
+
+    inside = [(count, state) for count, state in found if count < len(got)]
+    assert inside
+    for count, state in inside:
+        assert indices(resumed(state, WithIterator, 0)) == indices(got[count:])

@@ -173,6 +173,7 @@ def test_counts_out_of_range_are_refused_by_name() -> None:
         (workers, (*main, "_base_seed"), "x"),
         (alone, ("_num_yielded",), 10**12),
         (alone, ("_num_yielded",), -1),
+        (alone, ("_torchdata_rs", 0, "generators", "now"), {"own": 5}),
         (alone, ("_sampler_iter_yielded",), 1.5),
     ]
     for state, path, value in cases:
