@@ -187,8 +187,14 @@ def _parse(state: dict[str, Any], ours: dict[str, Any], is_ours: bool) -> EpochS
         is_ours: False for a state of torchdata 0.8 to 0.11, which lacks this key.
     """
     if "_snapshot" in state:
-        main, each = state["_snapshot"]["_main_snapshot"], _parts_of_workers(state["_snapshot"])
-        own, given_key, received = ours.get("workers"), "_snapshot_step", state["_snapshot"]["_snapshot_step"]
+        main, saved = state["_snapshot"]["_main_snapshot"], state["_snapshot"]["_worker_snapshots"]
+        names = [f"worker_{n}" for n in range(whole(main["_num_workers"], "_num_workers", least=1, most=_WORKERS))]
+        if set(saved) != set(names):
+            raise ValueError(
+                f"the state is damaged: it is of {len(names)} workers, and has '_worker_snapshots' of {sorted(saved)}"
+            )
+        each, own = [saved[name] for name in names], ours.get("workers")
+        given_key, received = "_snapshot_step", state["_snapshot"]["_snapshot_step"]
     else:
         main, each = state, [state]
         own, given_key, received = [ours.get("reading", {})], "_num_yielded", state["_num_yielded"]
@@ -204,9 +210,8 @@ def _parse(state: dict[str, Any], ours: dict[str, Any], is_ours: bool) -> EpochS
     if len(own) != len(each):
         raise ValueError(f"the state is damaged: it is of {len(each)} workers, and has {len(own)} positions")
     # `yielded` also counts empty batches (all samples were skipped), but `received` counts only returned batches.
-    positions = [
-        _parse_position(one, more, max(received, yielded), is_ours) for one, more in zip(each, own, strict=True)
-    ]
+    how = max(received, yielded), is_ours, finished
+    positions = [_parse_position(one, more, *how) for one, more in zip(each, own, strict=True)]
     found = EpochState(
         _parse_order(OrderState(yielded, main["_index_sampler_state"], main["_sampler_iter_state"]), ours),
         positions,
@@ -228,19 +233,7 @@ def _parse(state: dict[str, Any], ours: dict[str, Any], is_ours: bool) -> EpochS
             found = found._replace(next_worker=(last + 1) % len(each), passing_over=since)
         else:  # 0.11 rereads an iterable dataset without a state from its beginning
             found = found._replace(received=0, positions=[None] * len(each), passing_over=received + since)
-    if finished:
-        found = found._replace(positions=[one and _ended(one) for one in found.positions])
     return found
-
-
-def _parts_of_workers(snapshot: dict[str, Any]) -> list[dict[str, Any]]:
-    count = whole(snapshot["_main_snapshot"]["_num_workers"], "_num_workers", least=1, most=_WORKERS)
-    saved, names = snapshot["_worker_snapshots"], [f"worker_{number}" for number in range(count)]
-    if set(saved) != set(names):
-        raise ValueError(
-            f"the state is damaged: it is of {count} workers, and has '_worker_snapshots' of {sorted(saved)}"
-        )
-    return [saved[name] for name in names]
 
 
 def _optional(saved: dict[str, Any], name: str, least: int = 0) -> int | None:
@@ -298,7 +291,9 @@ def _moment(saved: dict[str, Any], name: str) -> Moment | None:
     return moment
 
 
-def _parse_position(saved: dict[str, Any], own: dict[str, Any], received: int, fills: bool) -> ReadingPosition:
+def _parse_position(
+    saved: dict[str, Any], own: dict[str, Any], received: int, fills: bool, finished: bool
+) -> ReadingPosition:
     """Converts a position.
 
     Args:
@@ -323,7 +318,7 @@ def _parse_position(saved: dict[str, Any], own: dict[str, Any], received: int, f
         own.get("collate_state"),
         _moment(own, "random"),
         since,
-        fetcher is not None and bool(fetcher["fetcher_ended"]),
+        fetcher is not None and (bool(fetcher["fetcher_ended"]) or (finished and follows_end is None)),
         digest,
         follows_end,
         _moment(own, "random_then"),

@@ -43,9 +43,7 @@ def is_sharding(datapipe: Any) -> bool:
     return has_method(datapipe, "apply_sharding")
 
 
-def get_all_graph_pipes(graph: DataPipeGraph) -> list[DataPipe]:
-    """Returns each pipe once, depth first."""
-    return all_dps(graph)
+get_all_graph_pipes = all_dps
 
 
 def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenerator, distributed_shared: bool) -> None:
