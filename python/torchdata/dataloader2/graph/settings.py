@@ -43,7 +43,9 @@ def is_sharding(datapipe: Any) -> bool:
     return has_method(datapipe, "apply_sharding")
 
 
-get_all_graph_pipes = all_dps
+def get_all_graph_pipes(graph: DataPipeGraph) -> list[DataPipe]:
+    """Returns each pipe once, depth first."""
+    return all_dps(graph)
 
 
 def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenerator, distributed_shared: bool) -> None:
