@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torchdata.dataloader2.graph import set_graph_random_seed
+from torchdata.dataloader2.graph.utils import has_method
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.dataloader2.state.position import Position, WorkersPosition
@@ -66,6 +67,9 @@ class Tracker:
         self.hands_on = False
         #: Whether the number of delivered items alone determines the state of the pipes in the main process.
         self._only_counts = self._may_count = False
+        #: Whether a loader with workers or other ranks cannot load items that the main process's pipes hold, and
+        #: recomputes the epoch instead.
+        self._is_held = False
         #: `_is_resumed`: whether the running epoch was resumed from a loaded state. `_is_strict`: whether items that
         #: are recomputed for resuming must equal the items delivered earlier.
         self._is_resumed, self._is_strict = False, True
@@ -119,7 +123,8 @@ class Tracker:
         mark, received = self._taken(items_ago, looks)
         output, seconds = self.output, self._seconds_before + time.monotonic() - self._since
         if output is None:
-            return mark.at(received, seconds=seconds, own_seeds=self.own_seeds)
+            beginning = self._marks[0].beginning if self._is_held else mark.beginning
+            return mark.at(received, seconds=seconds, own_seeds=self.own_seeds, beginning=beginning)
         if self._lacking(mark, output) is not None:
             mark = self._marks[0]
             why = None if self._is_resumed else self._lacking(mark, output)
@@ -297,6 +302,7 @@ class Tracker:
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
+        self._is_held = any(has_method(pipe, "is_replicable") and not pipe.is_replicable() for pipe in graph)
 
     def return_to(self, end: Position | str | None, epochs: int) -> None:
         """Undoes the beginning of an epoch after an error; `end` and `epochs` are the values from before this epoch."""

@@ -136,11 +136,10 @@ def facts_of(loader: Any) -> LoaderFacts:
         with contextlib.suppress(Exception):
             length = len(loader.dataset)
     ranks, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", None)
-    if type(ranks) is int and type(rank) is int:
-        return LoaderFacts(name, length, rank, ranks)
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return LoaderFacts(name, length, torch.distributed.get_rank())
-    return LoaderFacts(name, length)
+    if type(ranks) is not int or type(rank) is not int:
+        is_ranked = torch.distributed.is_available() and torch.distributed.is_initialized()
+        ranks, rank = None, torch.distributed.get_rank() if is_ranked else None
+    return LoaderFacts(name, length, rank, ranks)
 
 
 def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:

@@ -77,7 +77,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         if state is not None and not draws and state.base_seed is not None:
             self._base_seed = state.base_seed
         if state is not None and not state.is_over:
-            if state.shared_seed is not None:
+            if self._shared_seed is not None and state.shared_seed is not None:  # PyTorch sets it for pipes only
                 self._shared_seed = state.shared_seed
             self._IterableDataset_len_called = state.length_called
             self._passing_over = state.passing_over

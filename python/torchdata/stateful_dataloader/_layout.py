@@ -33,10 +33,11 @@ from __future__ import annotations
 
 import json
 import zlib
+from operator import itemgetter
 from typing import Any
 
 from torchdata.datapipes._pipe.witnessing import SampleDigest
-from torchdata.stateful_dataloader._generators import MANY, whole
+from torchdata.stateful_dataloader._generators import MANY, Moment, whole
 from torchdata.stateful_dataloader._position import (
     UNKNOWN,
     Counts,
@@ -51,6 +52,7 @@ _WORKERS = 1 << 16
 _MOST_REPEATED = 1 << 24
 _STEPS = 1 << 31
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
+_SAMPLER = "_sampler_iter_state", "_index_sampler_state"
 _KINDS = {"_num_yielded", "_snapshot"}
 #: The keys of the dataset's state and of its iterator's state in a saved position.
 _STATES = "dataset_state", "dataset_iter_state"
@@ -172,100 +174,76 @@ def parse(state: Any) -> EpochState:
         ours: Any = state.get(OURS)
         if OURS in state and not isinstance(ours, dict):  # JSON has converted the tuple to a list
             ours = ours[0]
-        return _parse_with_workers(state, ours) if "_snapshot" in state else _parse_without_workers(state, ours)
+        return _parse(state, ours or {}, ours is not None)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"the state of a StatefulDataLoader is damaged: {error!r}") from error
 
 
-def _parse_without_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> EpochState:
-    main = state if ours is None else _filled_sampler(state, ours)
-    position = _parse_position(state, None if ours is None else ours.get("reading", {}))
-    received = whole(state["_num_yielded"], "_num_yielded")
-    own = None if ours is None else [ours.get("reading", {})]
-    return _parsed(state, main, ours, EpochState(OrderState(), [position], 0, LoaderFacts(), received), own)
-
-
-def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> EpochState:
-    snapshot = state["_snapshot"]
-    saved, main, own = snapshot["_worker_snapshots"], snapshot["_main_snapshot"], None
-    if ours is not None:
-        own, main = ours.get("workers"), _filled_sampler(main, ours)
-    count = whole(main["_num_workers"], "_num_workers", least=1, most=_WORKERS)
-    if set(saved) != {f"worker_{number}" for number in range(count)}:
-        raise ValueError(f"the state is damaged: it has {count} workers, but '_worker_snapshots' of {sorted(saved)}")
-    each = [saved[f"worker_{number}"] for number in range(count)]
-    more = dict(enumerate(own or []))
-    positions = [_parse_position(one, None if ours is None else more.get(one["worker_id"], {})) for one in each]
-    last = whole(snapshot["_last_yielded_worker_id"], "_last_yielded_worker_id", most=count - 1)
-    step = whole(snapshot["_snapshot_step"], "_snapshot_step")
-    since = whole(state["_steps_since_snapshot"], "_steps_since_snapshot", most=_STEPS)
-    found = EpochState(OrderState(), positions, count, LoaderFacts(), step)
-    if (
-        ours is not None
-        or all(one["fetcher_state"] is None for one in each)
-        or any(position.is_of_dataset for position in positions)
-    ):
-        found = found._replace(next_worker=(last + 1) % count, passing_over=since)
-    else:  # 0.11 rereads an iterable dataset without a state from its beginning
-        found = found._replace(received=0, positions=[None] * count, passing_over=step + since)
-    return _parsed(state, main, ours, found, own)
-
-
-def _parsed(
-    state: dict[str, Any], main: dict[str, Any], ours: dict[str, Any] | None, found: EpochState, own: list[Any] | None
-) -> EpochState:
-    """Completes `found` with the sampler's position, the seeds and the loader's properties.
+def _parse(state: dict[str, Any], ours: dict[str, Any], is_ours: bool) -> EpochState:
+    """Converts a state.
 
     Args:
-        main: the part of the state with the sampler's states and the seeds.
-        ours: the dict under the key `OURS`; None for a state of torchdata 0.8 to 0.11.
-        found: an incomplete state, which contains only the number of workers, their positions and the number of
-            returned batches.
+        ours: the dict under the key `OURS`.
+        is_ours: False for a state of torchdata 0.8 to 0.11, which lacks this key.
     """
-    seeds = main.get("_base_seed"), main.get("_shared_seed")
-    for name, seed in zip(("_base_seed", "_shared_seed"), seeds, strict=True):
-        if seed is not None:
-            whole(seed, name, least=-(1 << 63), most=(1 << 63) - 1)
-    finished, length = bool(state["_iterator_finished"]), main.get("_IterableDataset_len_called")
-    length = None if length is None else whole(length, "_IterableDataset_len_called")
-    order = OrderState(
-        whole(main["_sampler_iter_yielded"], "_sampler_iter_yielded"),
-        main["_index_sampler_state"],
-        main["_sampler_iter_state"],
-    )
-    if ours is not None and found.received > order.yielded:
-        name = "_snapshot_step" if found.workers else "_num_yielded"
+    if "_snapshot" in state:
+        main, saved = state["_snapshot"]["_main_snapshot"], state["_snapshot"]["_worker_snapshots"]
+        names = [f"worker_{n}" for n in range(whole(main["_num_workers"], "_num_workers", least=1, most=_WORKERS))]
+        if set(saved) != set(names):
+            raise ValueError(
+                f"the state is damaged: it has {len(names)} workers, but '_worker_snapshots' of {sorted(saved)}"
+            )
+        each, own = [saved[name] for name in names], ours.get("workers")
+        key, received = "_snapshot_step", state["_snapshot"]["_snapshot_step"]
+    else:
+        main, each = state, [state]
+        own, key, received = [ours.get("reading", {})], "_num_yielded", state["_num_yielded"]
+    if is_ours:
+        main = main | {key: _filled(main, ours.get("sampler", {}), key) for key in _SAMPLER}
+    received, finished = whole(received, key), bool(state["_iterator_finished"])
+    yielded = whole(main["_sampler_iter_yielded"], "_sampler_iter_yielded")
+    if is_ours and received > yielded:
         raise ValueError(
-            f"the state is damaged: {found.received} batches were delivered ({name!r}), but only {order.yielded} "
-            "were sampled ('_sampler_iter_yielded')"
+            f"the state is damaged: {received} batches were delivered ({key!r}), but only {yielded} were sampled "
+            "('_sampler_iter_yielded')"
         )
-    positions = list(found.positions)
-    if own is not None:
-        if len(own) != len(positions):
-            raise ValueError(f"the state is damaged: it has {len(positions)} workers, but {len(own)} positions")
-        # `order.yielded` also counts empty batches (all samples were skipped), but `found.received` counts only
-        # returned batches.
-        received = max(found.received, order.yielded)
-        positions = [
-            _completed(one, more, received) for one, more in zip(positions, own, strict=True) if one is not None
-        ]
-    if finished:
-        positions = [
-            one and (one if isinstance(one.since, list) or one.begins else one._replace(ended=True))
-            for one in positions
-        ]
-    ours = ours or {}
-    return found._replace(
-        order=_parse_order(order, ours),
-        positions=positions,
-        facts=_parse_facts(ours.get("loader", {})),
-        finished=finished,
-        unstarted=bool(ours.get("unstarted", False)),
-        skipped=_parse_skipped(ours.get("skipped")),
-        length_called=length,
-        base_seed=seeds[0],
-        shared_seed=seeds[1],
+    own = [{}] * len(each) if own is None else own
+    if len(own) != len(each):
+        raise ValueError(f"the state is damaged: it has {len(each)} workers, but {len(own)} positions")
+    # `yielded` also counts empty batches (all samples were skipped), but `received` counts only returned batches.
+    how = max(received, yielded), is_ours, finished
+    positions = [_parse_position(one, more, *how) for one, more in zip(each, own, strict=True)]
+    found = EpochState(
+        _parse_order(OrderState(yielded, main["_index_sampler_state"], main["_sampler_iter_state"]), ours),
+        positions,
+        len(each) if "_snapshot" in state else 0,
+        _parse_facts(ours.get("loader", {})),
+        received,
+        finished,
+        bool(ours.get("unstarted", False)),
+        _parse_skipped(ours.get("skipped")),
+        _optional(main, "_IterableDataset_len_called"),
+        _optional(main, "_base_seed", -(1 << 63)),
+        _optional(main, "_shared_seed", -(1 << 63)),
     )
+    if "_snapshot" in state:
+        since = whole(state["_steps_since_snapshot"], "_steps_since_snapshot", most=_STEPS)
+        last = whole(state["_snapshot"]["_last_yielded_worker_id"], "_last_yielded_worker_id", most=len(each) - 1)
+        is_read = all(isinstance(one.since, list) for one in positions) or any(one.is_of_dataset for one in positions)
+        if is_ours or is_read:
+            found = found._replace(next_worker=(last + 1) % len(each), passing_over=since)
+        else:  # 0.11 rereads an iterable dataset without a state from its beginning
+            found = found._replace(received=0, positions=[None] * len(each), passing_over=received + since)
+    return found
+
+
+def _optional(saved: dict[str, Any], name: str, least: int = 0) -> int | None:
+    value = saved.get(name)
+    return None if value is None else whole(value, name, least, (1 << 63) - 1 if least else MANY)
+
+
+def _ended(position: ReadingPosition) -> ReadingPosition:
+    return position if isinstance(position.since, list) or position.begins else position._replace(ended=True)
 
 
 def _parse_order(order: OrderState, ours: dict[str, Any]) -> OrderState:
@@ -273,8 +251,6 @@ def _parse_order(order: OrderState, ours: dict[str, Any]) -> OrderState:
     if not isinstance(indices, list):
         raise ValueError(f"the state is damaged: 'indices' is a {type(indices).__name__}")
     moments = ours.get("generators", {})
-    if not isinstance(moments, dict) or not all(isinstance(one, dict) for one in moments.values()):
-        raise ValueError("the state is damaged: 'generators' is not a dict of dicts")
     return order._replace(
         indices=list(indices),
         indices_since=whole(ours.get("indices_since", 0), "indices_since"),
@@ -282,9 +258,9 @@ def _parse_order(order: OrderState, ours: dict[str, Any]) -> OrderState:
         used_up=bool(ours.get("used_up", False)),
         draws=_parse_draws(ours.get("draws", [])),
         digest=None if ours.get("digest") is None else SampleDigest.of(ours["digest"]),
-        generators=moments.get("now", {}),
-        at_iter=moments.get("iter"),
-        at_first=moments.get("first"),
+        generators=_moment(moments, "now") or {},
+        at_iter=_moment(moments, "iter"),
+        at_first=_moment(moments, "first"),
         batch_size=None if size is None else whole(size, "batch_size", least=1),
         epoch=None if epoch is None else whole(epoch, "epoch", least=-MANY),
     )
@@ -303,29 +279,52 @@ def _parse_skipped(saved: Any) -> Counts | None:
 
 
 def _parse_draws(saved: Any) -> list[list[Any]]:
-    numbers = [whole(number, "draws") for number, _ in saved]
-    if numbers != sorted(numbers) or not all(isinstance(moment, dict) for _, moment in saved):
+    draws = [[whole(number, "draws"), _moment({"draws": moment}, "draws")] for number, moment in saved]
+    if draws != sorted(draws, key=itemgetter(0)):
         raise ValueError("the state is damaged: 'draws' is not a list in ascending order")
-    return [list(pair) for pair in saved]
+    return draws
 
 
-def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """Converts a saved position. If a key of torchdata 0.11 is missing, its value is taken from `own`, the data that
-    only this package saves."""
-    fetcher, more = saved["fetcher_state"], own or {}
-    fills = own is not None
-    iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None
+def _moment(saved: dict[str, Any], name: str) -> Moment | None:
+    moment = saved.get(name)
+    if moment is not None and not (isinstance(moment, dict) and isinstance(moment.get("own", []), list)):
+        raise ValueError(f"the state is damaged: {name!r} does not contain the states of generators")
+    return moment
+
+
+def _parse_position(
+    saved: dict[str, Any], own: dict[str, Any], received: int, fills: bool, finished: bool
+) -> ReadingPosition:
+    """Converts a position.
+
+    Args:
+        own: the data that only this package saves. If `fills` is True, `own` also replaces missing values of `saved`.
+        received: the number of received batches in the epoch; the value of "since" in `own` must not exceed this number.
+    """
+    fetcher, digest, follows_end = saved["fetcher_state"], own.get("digest"), None
+    dataset = _filled(saved, own, "dataset_state", fills)
+    iterator = None if fetcher is None else _filled(fetcher, own, "dataset_iter_state", fills)
+    since = own.get("since", [] if fetcher is None else 0)
+    if isinstance(since, list) != (fetcher is None):
+        raise ValueError(f"the state is damaged: 'since' is {since!r}")
+    if fetcher is not None:
+        whole(since, "since", most=received)
+    if digest is not None:
+        whole(digest, "digest", most=(1 << 64) - 1)
+    if "follows_end" in own and own["mark"] == _mark(dataset, iterator):
+        follows_end = bool(own["follows_end"])
     return ReadingPosition(
-        dataset=_filled(saved, more, "dataset_state", fills),
-        iterator=iterator,
-        since=[] if fetcher is None else 0,
-        ended=fetcher is not None and bool(fetcher["fetcher_ended"]),
+        dataset,
+        iterator,
+        own.get("collate_state"),
+        _moment(own, "random"),
+        since,
+        fetcher is not None and (bool(fetcher["fetcher_ended"]) or (finished and follows_end is None)),
+        digest,
+        follows_end,
+        _moment(own, "random_then"),
+        now_since=whole(own.get("random_since", 0), "random_since", most=_MOST_REPEATED),
     )
-
-
-def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
-    own = ours.get("sampler", {})
-    return main | {key: _filled(main, own, key) for key in ("_sampler_iter_state", "_index_sampler_state")}
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
@@ -339,30 +338,3 @@ def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool 
     if not (isinstance(one, dict) and isinstance(other, dict)):
         return one
     return {key: _filled(one, other, key) for key in {**other, **one}}
-
-
-def _completed(position: ReadingPosition, more: dict[str, Any], received: int) -> ReadingPosition:
-    """Adds `more`, the data that torchdata 0.11 does not save, to `position`.
-
-    Args:
-        received: the number of received batches in the epoch, which is the highest valid value of "since" in `more`.
-    """
-    is_list = isinstance(position.since, list)
-    since, follows_end = more.get("since", [] if is_list else 0), None
-    if "follows_end" in more and more["mark"] == _mark(position.dataset, position.iterator):
-        follows_end = bool(more["follows_end"])
-    if isinstance(since, list) != is_list:
-        raise ValueError(f"the state is damaged: 'since' is {since!r}")
-    if not is_list:
-        whole(since, "since", most=received)
-    if more.get("digest") is not None:
-        whole(more["digest"], "digest", most=(1 << 64) - 1)
-    return position._replace(
-        collate=more.get("collate_state"),
-        random=more.get("random"),
-        then=more.get("random_then"),
-        digest=more.get("digest"),
-        now_since=whole(more.get("random_since", 0), "random_since", most=_MOST_REPEATED),
-        since=since,
-        follows_end=follows_end,
-    )

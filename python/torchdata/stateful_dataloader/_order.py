@@ -130,14 +130,17 @@ class IndexOrder:
 
     def draw(self) -> Any:
         if self._counted is _NONE:
-            if self._pending:
-                self._counted = self._pending[0]
-                del self._pending[0]
-            else:
-                self._draw()
+            self._count_next()
         # KeyboardInterrupt cannot be raised in the following lines, which contain neither calls nor loops.
         index, self._counted = self._counted, _NONE
         return index
+
+    def _count_next(self) -> None:
+        if self._pending:
+            self._counted = self._pending[0]
+            del self._pending[0]
+        else:
+            self._draw()
 
     def _draw(self) -> None:
         if self._ended:
@@ -227,11 +230,7 @@ class IndexOrder:
             self._iterator, self._is_broken = iter(self._sampler), False
         else:
             self.restore(self.state_at([], False, None)(self._drawing.now()))
-        if self._pending:
-            self._counted = self._pending[0]
-            del self._pending[0]
-        else:
-            self._draw()
+        self._count_next()
 
     def put_back(self, index: Any) -> None:
         self._pending.appendleft(index)

@@ -14,6 +14,7 @@ from torchdata._plain_pickles import seal, unseal
 from torchdata.dataloader2.graph.settings import random_pipes
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.iteration import is_restorable, is_torchs
+from torchdata.datapipes._pipe.state.layout import explaining_damage
 from torchdata.datapipes._pipe.state.passes import PipePasses
 from torchdata.datapipes._pipe.state.record import passed, record_of
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -66,10 +67,11 @@ class PipeSource(PipePasses):
         return seal(save_state(self.pipe, described=False))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if sealed := state_dict[self.PIPE_KEY]:
+        with explaining_damage(type(self.pipe).__name__):
+            sealed, is_inside, again = (state_dict[key] for key in (self.PIPE_KEY, self.INSIDE_KEY, self.AGAIN_KEY))
+        if sealed:
             load_state(self.pipe, unseal(sealed, "the state of a pipe"))
-        self._loaded = bool(sealed and state_dict[self.INSIDE_KEY])
-        self._again = whole(state_dict[self.AGAIN_KEY], self.AGAIN_KEY)
+        self._loaded, self._again = bool(sealed and is_inside), whole(again, self.AGAIN_KEY)
 
 
 def source_of(dataset: Any, shared_seed: Callable[[], int | None] = lambda: None) -> Any:

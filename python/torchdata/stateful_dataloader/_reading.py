@@ -210,6 +210,11 @@ class EpochReader:
             self._fetch_from(stream.begin())
         else:
             self._fetch_from(stream.resume_at(position.of_stream(hasattr(self._source, "__next__"))))
+            if not stream.has_state:
+                raise ValueError(
+                    f"the state contains a position of the dataset, but {type(reading.dataset).__name__} and its "
+                    "iterator have no state_dict and load_state_dict: load the state with the dataset that was saved"
+                )
             stream.arrive()
             if self.restores_position and not position.begins:
                 self._fetcher.position = None

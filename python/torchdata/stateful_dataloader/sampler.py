@@ -17,7 +17,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from torchdata._stateful import is_stateful, load_into
 from torchdata.datapipes._pipe.seeking import seek
-from torchdata.stateful_dataloader._generators import decoded, encoded, read, write
+from torchdata.stateful_dataloader._generators import MANY, decoded, encoded, read, write
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
@@ -352,7 +352,7 @@ def count_in(state: Any, name: str) -> int:
     count = state.get(name) if isinstance(state, dict) else None
     if isinstance(count, int) and count < 0:
         raise ValueError(f"Cannot load state_dict with negative {name} value: {count}")
-    if not isinstance(count, int) or isinstance(count, bool):
+    if not isinstance(count, int) or isinstance(count, bool) or count > MANY:
         raise ValueError(f"the state is damaged: its {name!r} is {count!r}, which is not a number of indices")
     return count
 

@@ -18,8 +18,14 @@ from torchdata.dataloader2.graph import (
     set_graph_random_seed,
     traverse_dps,
 )
-from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_random_seed, apply_sharding
+from torchdata.dataloader2.graph.settings import (
+    SHARDING_PRIORITIES,
+    apply_random_seed,
+    apply_sharding,
+    get_all_graph_pipes,
+)
 from torchdata.dataloader2.linter import _check_shuffle_before_sharding
+from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -122,26 +128,23 @@ def test_changes_of_fixed_pipes_are_refused_by_name():
     start = source()
     end = Reader([start, source()])
     graph = traverse_dps(end)
-    with pytest.raises(RuntimeError, match="Cannot remove the source DataPipe IterableWrapper"):
-        remove_dp(graph, start)
-    with pytest.raises(RuntimeError, match=r"Cannot remove the receiving DataPipe Reader.* 2 pipes"):
-        remove_dp(graph, end)
     last = start.map(str)
-    with pytest.raises(RuntimeError, match="receiving DataPipe Mapper.* use IterableWrapper"):
-        remove_dp(traverse_dps(last), last)
-    with pytest.raises(ValueError, match="not a pipe of this graph"):
-        remove_dp(graph, source().map(str))
-    with pytest.raises(ValueError, match="not a pipe of this graph"):
-        replace_dp(graph, source(), source())
-    with pytest.raises(TypeError, match=r"replaced by a pipe, but got \[1\]"):
-        replace_dp(graph, start, [1])
-    with pytest.raises(ValueError, match="one last pipe, but got 0 entries"):
-        replace_dp({}, start, start)
-    for function in (traverse_dps, lambda graph: find_dps(graph, int)):
-        with pytest.raises(TypeError, match="but got 3"):
-            function(3)
-    with pytest.raises(TypeError, match="but got 'x'"):
-        list_dps(graph, exclude_dps=["x"])
+    for error, words, function, *arguments in (
+        (RuntimeError, "Cannot remove the source DataPipe IterableWrapper", remove_dp, graph, start),
+        (RuntimeError, "Cannot remove the receiving DataPipe Reader.* 2 pipes", remove_dp, graph, end),
+        (RuntimeError, "receiving DataPipe Mapper.* use IterableWrapper", remove_dp, traverse_dps(last), last),
+        (ValueError, "not a pipe of this graph", remove_dp, graph, source().map(str)),
+        (ValueError, "not a pipe of this graph", replace_dp, graph, source(), source()),
+        (TypeError, r"replaced by a pipe, but got \[1\]", replace_dp, graph, start, [1]),
+        (ValueError, "one last pipe, but got 0 entries", replace_dp, {}, start, start),
+        (TypeError, "but got 'x'", list_dps, graph, ["x"]),
+        (TypeError, "but got 3", traverse_dps, 3),
+        *((TypeError, f"but got {g}", f, g) for g in (3, {1: 2}) for f in (list_dps, get_all_graph_pipes)),
+        *((TypeError, f"but got {g}", f, g, start) for g in (3, {1: 2}) for f in (find_dps, remove_dp)),
+        *((TypeError, f"but got {g}", set_graph_random_seed, g, SeedGenerator(0)) for g in (3, {1: 2})),
+    ):
+        with pytest.raises(error, match=words):
+            function(*arguments)
 
 
 def test_pipes_that_read_from_each_other_in_a_circle_are_listed_once():

@@ -118,6 +118,7 @@ def test_seeds_that_pipes_drew_by_themselves_are_not_sent_to_workers() -> None:
     [
         (lambda: Passing(shuffled()).map(drawing), "ranks", "ranks and a worker"),
         (lambda: Passing(shuffled().map(str)), "in process", "in process, ahead"),
+        (lambda: Passing(shuffled().map(drawing)), "in process", "in process, ahead"),
     ],
 )
 def test_a_replay_moves_between_services_that_append_other_pipes(pipe: Any, old: str, new: str) -> None:

@@ -314,6 +314,8 @@ def test_a_generator_position_beyond_its_numbers_is_refused():
         (("received",), -1, "drops 0 of -1"),
         (("received",), 1 << 60, "drops 0 of"),
         (("drop",), 3, "drops 3 of 2"),
+        (("drop",), 1, "do not add up to its 2 items"),
+        (("received",), 3, "do not add up to its 3 items"),
         (("workers", "turn"), 7, "its turn is 7"),
         (("workers", "dispatches"), 1, "with"),
         (("workers", "workers", 0, "received"), (1 << 60, 0), "worker 0 has"),
@@ -323,6 +325,7 @@ def test_a_generator_position_beyond_its_numbers_is_refused():
         (("shards",), None, "shards are None"),
         (("shards",), [[0, 1 << 40, 0, 1, False, False, False]], "one of its shards is"),
         (("shards",), [[0, 1, 0, 1, False, False, False]], "positions of 2 shards"),
+        (("shards",), [[0, 2, 0, 1, False, False, False]] * 2, "do not belong together"),
         (("in_main",), True, "although the main process ran the pipeline"),
     ],
 )

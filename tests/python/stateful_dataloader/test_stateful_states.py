@@ -164,15 +164,14 @@ def test_counts_out_of_range_are_refused_by_name() -> None:
     alone = state_after(3, range(40), shuffle=True)
     main = ("_snapshot", "_main_snapshot")
     cases: list[tuple[Any, tuple[Any, ...], Any]] = [
-        (workers, ("_steps_since_snapshot",), 10**12),
-        (workers, ("_steps_since_snapshot",), -1),
+        *((workers, ("_steps_since_snapshot",), value) for value in (10**12, -1)),
         (workers, ("_snapshot", "_snapshot_step"), 10**9),
         (workers, ("_snapshot", "_last_yielded_worker_id"), 2),
         (workers, (*main, "_num_workers"), 10**9),
         (workers, (*main, "_sampler_iter_yielded"), -1),
         (workers, (*main, "_base_seed"), "x"),
-        (alone, ("_num_yielded",), 10**12),
-        (alone, ("_num_yielded",), -1),
+        *((alone, ("_num_yielded",), value) for value in (10**12, -1)),
+        (alone, ("_torchdata_rs", 0, "generators", "now"), {"own": 5}),
         (alone, ("_sampler_iter_yielded",), 1.5),
     ]
     for state, path, value in cases:

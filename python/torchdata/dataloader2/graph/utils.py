@@ -93,22 +93,28 @@ def _described(obj: Any) -> str:
 
 
 def end_of(graph: DataPipeGraph) -> DataPipe:
-    if not isinstance(graph, dict) or len(graph) != 1:
-        what = f"{len(graph)} entries" if isinstance(graph, dict) else _described(graph)
-        raise ValueError(f"a graph, as traverse_dps returns it, has one last pipe, but got {what}")
-    return next(iter(graph.values()))[0]
+    members = _members_of(graph)
+    if len(members) != 1:
+        raise ValueError(f"a graph, as traverse_dps returns it, has one last pipe, but got {len(members)} entries")
+    [(pipe, _)] = members
+    return pipe
+
+
+def _members_of(graph: DataPipeGraph) -> list[tuple[DataPipe, DataPipeGraph]]:
+    members = [*graph.values()] if isinstance(graph, dict) else [None]
+    if not all(type(member) is tuple and len(member) == 2 and is_pipe(member[0]) for member in members):
+        raise TypeError(f"a graph is a dict, as traverse_dps returns it, but got {_described(graph)}")
+    return members
 
 
 def all_dps(graph: DataPipeGraph) -> list[DataPipe]:
     """Returns each pipe once, depth first, before its sources."""
-    if not isinstance(graph, dict):
-        raise TypeError(f"a graph is a dict, as traverse_dps returns it, but got {_described(graph)}")
     found: dict[int, DataPipe] = {}
 
     def descend(level: DataPipeGraph) -> None:
-        for pipe_id, (pipe, sources) in level.items():
-            if pipe_id not in found:
-                found[pipe_id] = pipe
+        for pipe, sources in _members_of(level):
+            if id(pipe) not in found:
+                found[id(pipe)] = pipe
                 descend(sources)
 
     descend(graph)
@@ -151,7 +157,7 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
         The pipes.
 
     Raises:
-        TypeError: `exclude_dps` contains an object that is not a pipe.
+        TypeError: `graph` is not a dict, or `exclude_dps` contains an object that is not a pipe.
 
     Example:
         >>> from torchdata.dataloader2.graph import list_dps, traverse_dps
@@ -171,9 +177,9 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
     found: list[DataPipe] = []
     levels = deque([graph])
     while levels:
-        for pipe_id, (pipe, sources) in levels.popleft().items():
-            if pipe_id not in seen:
-                seen.add(pipe_id)
+        for pipe, sources in _members_of(levels.popleft()):
+            if id(pipe) not in seen:
+                seen.add(id(pipe))
                 found.append(pipe)
                 levels.append(sources)
     return found

@@ -9,7 +9,7 @@ forged. Checksums detect damage, but do not prove who wrote a state.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
 from types import NoneType
@@ -209,6 +209,7 @@ def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
                 if plain[name] is not None
             }
             position = position._replace(**{name: _of_main(name, content) for name, content in own.items()})
+            _check_counts(position)
             contents = [("" if name == "graph" else None, content) for name, content in own.items()]
             contents += [
                 (where, opened(snapshot, "a snapshot", allow_pickle=allow_pickle))
@@ -313,7 +314,38 @@ def _shards(shards: Any) -> list[Shard]:
         fits = isinstance(shard, list) and tuple(map(type, shard)) == (int, int, int, int, bool, bool, bool)
         if not fits or not (0 <= shard[0] < shard[1] < _MOST_SHARDS and 0 <= shard[2] < shard[3] < _MOST_SHARDS):
             raise ValueError(f"one of its shards is {shard!r}")
-    return [Shard(*shard) for shard in shards]
+    found = [Shard(*shard) for shard in shards]
+    alike = {(shard.ranks, shard.moved, shard.splits) for shard in found}
+    by_rank = {(shard.rank, shard.workers, shard.of_main) for shard in found}
+    is_whole = found[0].moved or [shard.worker for shard in found] == [*range(found[0].workers)]
+    if not is_whole or len({*found}) < len(found) or len(alike) > 1 or len(by_rank) > len({one[0] for one in by_rank}):
+        raise ValueError(f"its shards do not belong together: {shards!r}")
+    return found
+
+
+def _check_counts(position: Position) -> None:
+    """Raises ValueError if the numbers of items in a position contradict each other.
+
+    If the number of ranks has changed, the numbers of the shards are not compared, because they also count items that
+    other ranks delivered. In an epoch that was resumed without states of the main process's pipes, these pipes count
+    only the items since then.
+    """
+    if position.ended or any(shard.moved for shard in position.all_shards):
+        return
+    graph, workers, apart = position.graph or (), position.workers, position.without_held
+    before, read = position.received - position.drop, 0
+    for end in graph[-1:]:
+        if not end.restores or end.drop is not None:
+            return
+        before -= end.yielded
+        read = next((entry.yielded for entry in graph if entry.type == "WorkerOutput"), 0)
+    fits = before == 0 if workers is None else before == _given(workers) - read >= 0
+    if not fits or (apart is not None and _given(apart) != position.received):
+        raise ValueError(f"the items of its shards and pipes do not add up to its {position.received} items")
+
+
+def _given(workers: WorkersPosition) -> int:
+    return sum(items for (items, _), _ in workers.shards)
 
 
 def _workers(plain: Any) -> WorkersPosition:
@@ -321,7 +353,7 @@ def _workers(plain: Any) -> WorkersPosition:
     if not isinstance(workers, list) or not workers:
         raise ValueError("its data has no workers")
     shards = [_shard_position(worker, f"worker {number}") for number, worker in enumerate(workers)]
-    dispatched = None if dispatching is None else _dispatched(dispatching, len(workers))
+    dispatched = None if dispatching is None else _dispatched(dispatching, shards)
     if type(turn) is not int or not 0 <= turn < len(workers) or type(dispatches) is not bool:
         raise ValueError(f"its turn is {turn!r} with {len(workers)} workers, and its dispatches is {dispatches!r}")
     return WorkersPosition(shards, turn, dispatches, dispatched)
@@ -338,12 +370,16 @@ def _shard_position(worker: Any, owner: str) -> ShardPosition:
     return ShardPosition(received, (sent, read_pass, share, content))
 
 
-def _dispatched(dispatched: Any, workers: int) -> KeptDispatched:
+def _dispatched(dispatched: Any, shards: Sequence[ShardPosition]) -> KeptDispatched:
     dispatched_pass, accounts, content = dispatched
     accounts = [_account(account, "the dispatching process") for account in accounts]
     fits = type(dispatched_pass) is int and 0 <= dispatched_pass < _MOST and type(content) is bytes
-    if not fits or len(accounts) != workers:
+    if not fits or len(accounts) != len(shards):
         raise ValueError("the snapshot of the dispatching process belongs to other workers, or is not a snapshot")
+    for (items, _), (_, snapshot) in zip(accounts, shards, strict=True):
+        read_pass, (read, _) = (1, (0, 0)) if snapshot is None else snapshot[1:3]
+        if (dispatched_pass, items) > (read_pass, read):
+            raise ValueError("the snapshot of the dispatching process was taken after the snapshot of a worker")
     return dispatched_pass, accounts, content
 
 

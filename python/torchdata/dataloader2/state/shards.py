@@ -101,7 +101,9 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
             "without `seed()`, the pipes drew their own seeds, which the workers do not have. Call "
             "`loader.seed(...)`, use an InProcessReadingService, or save the state between two epochs"
         )
-    read, snapshot, graph = 0, None, None
+    read, graph, snapshot = 0, None, None
+    if position.beginning is not None:  # functions may draw random numbers when the epoch is recomputed
+        snapshot = ((0, 0), 1, (0, 0), seal(position.beginning))
     if position.graph is not None:
         entries, generators = position.graph, position.generators or position.beginning
         if generators is None:
@@ -116,12 +118,11 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
         is_ahead = alone and read > received and not position.ended
         if is_ahead and keeps:
             raise cannot_move()
-        snapshot = None if is_ahead else ((read, 0), 1, (0, 0), content)
+        if not is_ahead:
+            snapshot = ((read, 0), 1, (0, 0), content)
         if others and not alone:
             output = PipeEntry("WorkerOutput", restores=True, yielded=read, finished=position.ended, state={})
             graph = [output, *others]
-    elif position.beginning is not None:  # functions may draw random numbers when the epoch is recomputed
-        snapshot = ((0, 0), 1, (0, 0), seal(position.beginning))
     shard = ShardPosition((position.received if alone and not position.ended else read, 0), snapshot)
     return position._replace(
         drop=0 if alone else position.drop,
@@ -163,7 +164,7 @@ def fitted(datapipe: Any, entries: Sequence[PipeEntry]) -> tuple[Any, Sequence[P
         for _ in saved:  # a replay needs the same threads, because functions draw random numbers in them
             datapipe = datapipe.prefetch()
         return datapipe, [*entries[: len(equal)], *(entry._replace(type="Prefetcher") for entry in saved)]
-    if is_replayed or not _APPENDED.issuperset([*own, *(entry.type for entry in saved)]):
+    if (is_replayed and saved) or not _APPENDED.issuperset([*own, *(entry.type for entry in saved)]):
         return datapipe, entries  # `load_entries` raises an error if the pipes differ
     held: list[Any] = []
     error = None

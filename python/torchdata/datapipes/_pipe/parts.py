@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 from torchdata.datapipes._pipe.streams import with_detached_streams
@@ -42,10 +43,6 @@ def state_of_members(members: Any, left: Iterator[Any]) -> dict[str, Any] | None
 def detached(members: Any, left: Iterator[Any]) -> Any:
     rest = members[len(members) - left.__length_hint__() :]  # type: ignore[attr-defined]
     return list(map(with_detached_streams, rest)) if type(rest) in (list, tuple) else rest
-
-
-def restored(state: dict[str, Any]) -> Any:
-    return state["members"]
 
 
 class _Counted(Iterator[Any]):
@@ -96,5 +93,5 @@ class Parts:
     @classmethod
     def restored(cls, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:
         if "members" in state:
-            return cls(restored, state)
+            return cls(itemgetter("members"), state)
         return cls(function, state["item"], state["done"])

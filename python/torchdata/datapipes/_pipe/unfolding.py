@@ -12,8 +12,8 @@ from typing import Any
 
 from torchdata._reporting import add_note, name_of
 from torchdata.datapipes._pipe.explaining import not_the_end
-from torchdata.datapipes._pipe.parts import SLICED, detached, listed, restored, state_of_members
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.parts import SLICED, detached, listed, state_of_members
+from torchdata.datapipes._pipe.state.declared import MOST_ITEMS, state
 from torchdata.datapipes._pipe.streams import with_detached_streams
 from torchdata.datapipes.datapipe import token_of
 
@@ -105,7 +105,7 @@ class Unfolding:
     def _resumed_parts(self, parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
         state, self._resume = self._resume or {}, None
         if "members" in state:
-            self._in_memory = restored(state)
+            self._in_memory = state["members"]
             self._left = left = iter(self._in_memory)
             return left  # type: ignore[no-any-return]
         self._item, done = state["item"], state["done"]
@@ -124,6 +124,8 @@ class Unfolding:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._load_declared({})  # type: ignore[attr-defined]
         resume = state_dict["unfolding"]
-        if resume is not None and "members" not in resume and not ("item" in resume and type(resume["done"]) is int):
-            raise KeyError("it contains neither the remaining part of an item, nor the number of this item")
+        if resume is not None and type(resume.get("members")) not in SLICED:
+            is_counted = "item" in resume and type(resume.get("done")) is int and 0 <= resume["done"] < MOST_ITEMS
+            if "members" in resume or not is_counted:
+                raise KeyError("it contains neither the remaining part of an item, nor the number of this item")
         self._resume = resume

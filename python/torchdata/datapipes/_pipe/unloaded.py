@@ -34,18 +34,16 @@ def can_wait(datapipe: Any) -> bool:
     record = existing_record(datapipe)
     if record is not None and record.claim is not None:
         return False  # exceptions are skipped before the items are distributed
-    return _supports_indices(type(datapipe)) and datapipe._can_wait()
-
-
-def _supports_indices(kind: type) -> bool:
-    return hasattr(kind, "_iter_unloaded") and depth_of(kind, "_iter_unloaded") <= depth_of(kind, "__iter__")
+    kind = type(datapipe)
+    is_own = hasattr(kind, "_iter_unloaded") and depth_of(kind, "_iter_unloaded") <= depth_of(kind, "__iter__")
+    return is_own and datapipe._can_wait()
 
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
     """Starts an iteration that yields indices instead of items. Returns the iterator, and the function that loads an
     item. Raises ValueError if the pipe cannot yield indices, which means that the loaded state is damaged or belongs to
     another pipeline."""
-    if not _supports_indices(type(datapipe)):
+    if not can_wait(datapipe):
         raise ValueError(
             f"the loaded state is damaged, or belongs to another pipeline: it counts indices "
             f"from {type(datapipe).__name__}, but this pipe only yields items"

@@ -126,10 +126,10 @@ class SampleDigest:
 
     @classmethod
     def of(cls, saved: Any) -> SampleDigest:
-        position, checksum = saved
-        if type(position) is not int or type(checksum) is not int or position < 0 or not 0 <= checksum < 1 << 64:
-            raise ValueError(f"the digest of a stream is {saved!r}")
-        return cls(position, checksum)
+        is_pair = isinstance(saved, (list, tuple)) and [*map(type, saved)] == [int, int]
+        if not is_pair or saved[0] < 0 or not 0 <= saved[1] < 1 << 64:
+            raise ValueError(f"the state is damaged: the digest of a stream is {saved!r}")
+        return cls(*saved)
 
     def as_tuple(self) -> tuple[int, int]:
         return self.next, self.checksum

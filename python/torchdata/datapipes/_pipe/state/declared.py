@@ -10,11 +10,15 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from torchdata.datapipes._pipe.state.chunked_list import ChunkedList
 
 _MISSING: Any = object()
+
+#: The types that `random.seed` accepts.
+_SEEDS = (NoneType, int, float, str, bytes, bytearray)
 
 #: The maximum number of items in a loaded state. Larger numbers are rejected.
 MOST_ITEMS = 1 << 62
@@ -135,11 +139,13 @@ class DeclaredState:
 
     def check(self, value: Any) -> None:
         """Raises TypeError if a loaded value does not have the type of `begins`, and LookupError if the value is not a
-        valid number of items. Values of other types than bool, int, list and dict are not checked."""
+        valid number of items. Only seeds, and values of the types bool, int, list and dict, are checked."""
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
         if kind in (bool, int, list, dict) and not isinstance(value, kind):
             raise TypeError(f"{self.key} is of type {type(value).__name__} instead of {kind.__name__}")
+        if self.key.endswith("seed") and not isinstance(value, _SEEDS):
+            raise TypeError(f"{self.key} is of type {type(value).__name__}, which is not the type of a seed")
         if kind is int and not 0 <= value < MOST_ITEMS:
             raise LookupError(f"{self.key} is {value}, which is not a number of items")
 

@@ -342,15 +342,10 @@ def _set_seed(pipe: Any, seed: Any) -> None:
 def _note_beginning(graph: Graph, record: PassRecord, loaded: PipeEntry | None) -> None:
     beginning = _beginning_of(graph, loaded)
     if record.beginning is not None:
-        _note_growth(record, beginning)
+        before, now = ({id(pipe): pipe for pipe, *_ in each.parts} for each in (record.beginning, beginning))
+        if before.keys() < now.keys():
+            record.grown = [name_of(pipe) for key, pipe in now.items() if key not in before]
     record.beginning = beginning
-
-
-def _note_growth(record: PassRecord, beginning: Beginning) -> None:
-    before = {id(pipe) for pipe, *_ in record.beginning.parts} if record.beginning is not None else set()
-    now = [pipe for pipe, *_ in beginning.parts]
-    if before < {id(pipe) for pipe in now}:
-        record.grown = [type(pipe).__name__ for pipe in now if id(pipe) not in before]
 
 
 def _find_replayed(graph: Graph) -> None:

@@ -104,7 +104,7 @@ def parse_graph(state: Any, allow_pickle: bool = True) -> list[PipeEntry]:
         raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
     entries = state.get("pipes")
     if not isinstance(entries, list):
-        raise ValueError(f"its pipes are of type {type(entries).__name__}")
+        raise ValueError(f"the pipes of this pipe state are of type {type(entries).__name__}")
     return [_parse_entry(entry, f"pipe {number} of the state", allow_pickle) for number, entry in enumerate(entries, 1)]
 
 
