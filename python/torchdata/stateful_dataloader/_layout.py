@@ -299,7 +299,7 @@ def _parse_position(
 
     Args:
         own: the data that only this package saves. If `fills` is True, `own` also replaces missing values of `saved`.
-        received: the number of received batches in the epoch; the value of "since" in `own` must not exceed this number.
+        received: the number of received batches in the epoch, which "since" in `own` must not exceed.
     """
     fetcher, digest, follows_end = saved["fetcher_state"], own.get("digest"), None
     dataset = _filled(saved, own, "dataset_state", fills)
