@@ -61,7 +61,9 @@ def test_an_iterator_loads_a_state_if_it_has_yielded_nothing_and_otherwise_refus
     assert plain(next(iterator)) == whole[3]
     loader.load_state_dict(states[0])
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"load_state_dict\(\) was called after this iterator had given batches"):
+        with pytest.raises(
+            RuntimeError, match=r"load_state_dict\(\) was called after this iterator had returned batches"
+        ):
             next(iterator)
     assert epochs_of(loader, 1) == [whole[1:]]
 

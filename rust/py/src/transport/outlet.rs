@@ -95,7 +95,7 @@ impl Departing {
 }
 
 #[inline]
-fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
+pub(super) fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {
         return &mut producers[target];
     }

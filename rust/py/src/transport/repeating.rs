@@ -14,7 +14,7 @@ use torchdata_core::link::sampled_len;
 use torchdata_core::protocol::{Reader, Share};
 
 use super::kinds as kind;
-use super::outlet::{Outlet, Sent, item_kind};
+use super::outlet::{Outlet, Sent, item_kind, turned};
 use super::snapshots::{self, Entry, account};
 use crate::codec::OutBuffer;
 use crate::errors;
@@ -102,8 +102,8 @@ impl Outlet {
     /// Counts a recomputed item without sending the item, and verifies the checksum after the last recomputed item.
     #[cold]
     pub fn recompute(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut encoder = std::mem::take(&mut self.encoder);
-        let producer = self.producer(target);
+        let Self { encoder, producers, has_shards, expected, .. } = self;
+        let producer = turned(producers, *has_shards, target);
         encoder.encode(item, producer.arena())?;
         let mut table = Vec::new();
         for buffer in &mut encoder.buffers {
@@ -115,7 +115,7 @@ impl Outlet {
                 }
             });
         }
-        let (mut kind, mut payload) = (item_kind(&encoder), &encoder.payload[..]);
+        let (mut kind, mut payload) = (item_kind(encoder), &encoder.payload[..]);
         if payload.len() > producer.max_inline() {
             // SAFETY: the bytes of `payload` are readable.
             table.push(unsafe { sampled_len(payload.as_ptr(), payload.len()) });
@@ -123,11 +123,9 @@ impl Outlet {
         }
         producer.recomputed(kind, &table, payload);
         encoder.clear();
-        self.encoder = encoder;
-        let producer = self.producer(target);
-        let (account, outstanding) = (producer.account(), producer.outstanding());
-        match self.expected.get(target).copied().flatten() {
-            Some(expected) if outstanding == 0 && expected != account.checksum => Err(repeats_not(format!(
+        let account = producer.account();
+        match expected.get(target).copied().flatten() {
+            Some(expected) if producer.outstanding() == 0 && expected != account.checksum => Err(repeats_not(format!(
                 "its items up to number {} differ from those of the earlier run",
                 account.items
             ))),
