@@ -10,7 +10,7 @@ fn pauses(factor: f64, took: &[u64]) -> Vec<u128> {
     let mut cadence = Cadence::new(Duration::from_millis(10), factor);
     let pause = |&micros: &u64| {
         let began = Instant::now();
-        cadence.made(Some(began), began + Duration::from_micros(micros), Duration::ZERO).as_micros()
+        cadence.made(Some(began), began + Duration::from_micros(micros)).as_micros()
     };
     took.iter().map(pause).collect()
 }
@@ -28,14 +28,13 @@ fn the_first_two_pauses_are_short_and_no_pause_is_shorter_than_the_minimum() {
 }
 
 #[test]
-fn waiting_for_the_reader_shortens_a_pause_but_not_below_the_minimum() {
-    for (waited, passed, is_due) in [(0, 30, false), (40, 30, true), (9999, 5, false), (9999, 15, true), (0, 99, true)]
-    {
+fn a_process_that_sleeps_shortens_a_pause_by_half_but_not_below_the_minimum() {
+    for (took, passed, is_due) in [(60, 20, false), (60, 40, true), (1, 5, false), (1, 15, true), (60, 99, true)] {
         let mut cadence = Cadence::new(Duration::from_millis(10), 1000.0);
-        let began = Instant::now() - Duration::from_millis(passed) - Duration::from_micros(60);
-        (0..3).for_each(|_| _ = cadence.made(Some(began), began + Duration::from_micros(60), Duration::ZERO));
-        assert_eq!(cadence.is_due(Some(Duration::from_millis(waited))), is_due, "{waited} {passed}");
-        cadence.made(None, Instant::now(), Duration::ZERO);
-        assert!(!cadence.is_due(Some(Duration::from_millis(waited))), "a thread was busy");
+        let began = Instant::now() - Duration::from_millis(passed) - Duration::from_micros(took);
+        (0..3).for_each(|_| _ = cadence.made(Some(began), began + Duration::from_micros(took)));
+        assert_eq!(cadence.is_due_early(), is_due, "{took} {passed}");
+        cadence.made(None, Instant::now());
+        assert!(!cadence.is_due_early(), "a thread was busy");
     }
 }

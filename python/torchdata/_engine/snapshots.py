@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from torchdata._native import Collector
 
 #: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
-#: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100.
-#: In c, the duration beyond the first millisecond counts five times (`Cadence`). A process that is about to wait for
-#: its reader may take an early snapshot. In the pause before an early snapshot, a second of waiting for the reader
-#: counts as two seconds, so snapshots may take 2 % of an idle process's time.
+#: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100. If
+#: a snapshot takes more than a millisecond, the time beyond a millisecond is multiplied by five in c (`Cadence`). A
+#: process that must sleep until its reader continues may take a snapshot after half of the pause.
 SECONDS, FACTOR = 0.005, 50.0
 #: In the formula for the pause between snapshots, n is the number of processes, but at least FEWEST and at most MOST.
 #: The pause after a snapshot grows with the number of processes, because a main process that takes items in strict

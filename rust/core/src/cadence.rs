@@ -16,7 +16,7 @@ pub struct Cadence {
     took: [f64; 3],
     last: Instant,
     pause: Duration,
-    waited: Duration,
+    may_be_early: bool,
     clock: SampledClock,
 }
 
@@ -32,42 +32,42 @@ const EARLY: f64 = 0.02;
 const CHEAP: f64 = 0.001;
 const COSTLY: f64 = 4.0;
 
-/// Each second that the process waits for its reader shortens the pause between two snapshots by `IDLE` seconds.
-const IDLE: u32 = 1;
+/// A snapshot may be taken early after this fraction of the pause.
+const SHORTEST: f64 = 0.5;
 
 impl Cadence {
     /// If `most_often` is zero, a snapshot is due after each item.
     pub fn new(most_often: Duration, factor: f64) -> Self {
         let longest = if most_often.is_zero() { 1 } else { LONGEST_STEP };
         let clock = SampledClock::new(1, longest, NEAR);
-        let (last, waited) = (Instant::now(), Duration::ZERO);
-        Self { most_often, factor, took: [f64::INFINITY; 3], last, pause: most_often, waited, clock }
+        let last = Instant::now();
+        Self { most_often, factor, took: [f64::INFINITY; 3], last, pause: most_often, may_be_early: true, clock }
     }
 
-    /// # Arguments
-    /// * `waited` - the total time that the process has waited for its reader, or None if the process will not wait
-    ///   now.
     #[inline]
-    pub fn is_due(&mut self, waited: Option<Duration>) -> bool {
-        let Some(waited) = waited else { return self.clock.sample().is_some_and(|now| now - self.last >= self.pause) };
-        let passed = self.last.elapsed();
-        let is_early = self.waited != Duration::MAX && passed >= self.most_often;
-        is_early && passed + waited.saturating_sub(self.waited) * IDLE >= self.pause
+    pub fn is_due(&mut self) -> bool {
+        self.clock.sample().is_some_and(|now| now - self.last >= self.pause)
+    }
+
+    /// Returns whether a process that must sleep until its reader continues may take a snapshot early.
+    ///
+    /// The reader often waits for another process that is taking a snapshot, so all processes take their snapshots at
+    /// the same time, and the reader waits only once.
+    pub fn is_due_early(&self) -> bool {
+        self.may_be_early && self.last.elapsed() >= self.pause.mul_f64(SHORTEST).max(self.most_often)
     }
 
     /// Records that a snapshot was taken from `began` to `now`, and returns the pause until the next snapshot. If
-    /// `began` is None, no snapshot was taken, and waiting for the reader does not shorten this pause.
-    pub fn made(&mut self, began: Option<Instant>, now: Instant, waited: Duration) -> Duration {
-        let Some(began) = began else {
-            self.waited = Duration::MAX;
-            return self.pause;
-        };
+    /// `began` is None, no snapshot was taken, and the next snapshot is not early.
+    pub fn made(&mut self, began: Option<Instant>, now: Instant) -> Duration {
+        self.may_be_early = began.is_some();
+        let Some(began) = began else { return self.pause };
         self.took.rotate_left(1);
         self.took[2] = (now - began).as_secs_f64();
         let least = self.took.into_iter().fold(f64::INFINITY, f64::min);
         let is_early = self.took[0].is_infinite();
         let cost = if is_early { EARLY * least } else { least + COSTLY * (least - CHEAP).max(0.0) };
-        (self.last, self.waited) = (now, waited);
+        self.last = now;
         self.pause = Duration::try_from_secs_f64(cost * self.factor).unwrap_or(Duration::MAX).max(self.most_often);
         self.pause
     }

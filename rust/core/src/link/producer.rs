@@ -65,6 +65,8 @@ pub struct Producer {
     /// For each shard, the number of sent items and the number of items to recompute. The entry of the current shard is
     /// outdated, because the fields `sending` and `account` contain this shard's latest numbers.
     shards: Vec<ShardProgress>,
+    /// A copy of the latest recomputed payload, because the checksum is computed while copying.
+    copy: Vec<u8>,
     streaming: bool,
     clock: SampledClock,
     items: u64,
@@ -85,6 +87,7 @@ impl Producer {
             account: Account::default(),
             current: 0,
             shards: vec![ShardProgress::default()],
+            copy: Vec::new(),
             streaming: false,
             clock: SampledClock::new(TIDY_EACH.0, TIDY_EACH.1, TIDY_NEAR),
             items: 0,
@@ -186,7 +189,7 @@ impl Producer {
 
     /// Counts an item that was recomputed and is not sent.
     pub fn recomputed(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
-        let mut copy = vec![0; payload.len().next_multiple_of(8)];
+        self.copy.resize(payload.len().next_multiple_of(8), 0);
         let mut before = self.header(kind, table.len(), payload.len()).checksum(0);
         let mut digest = Digest::default();
         for &len in table {
@@ -194,7 +197,7 @@ impl Producer {
             digest.buffer(len);
         }
         // SAFETY: `copy` has room for the payload, rounded up to a multiple of 8 bytes.
-        let after = unsafe { before.copy::<false>(payload.as_ptr(), copy.as_mut_ptr(), payload.len()) };
+        let after = unsafe { before.copy::<false>(payload.as_ptr(), self.copy.as_mut_ptr(), payload.len()) };
         self.count(kind, digest.finish(after.since(before), payload.len()));
         self.sending.recomputed();
     }

@@ -4,7 +4,8 @@
 //! item is lost.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Instant;
 
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
@@ -21,7 +22,7 @@ use torchdata_core::stats::{PageRef, WaitRef};
 use super::kinds as kind;
 use super::owning::OwningProcess;
 use super::snapshots::Relay;
-use super::waiting::wait_until;
+use super::waiting::{wait_among, wait_until};
 use crate::codec::{Encoder, OutBuffer, Source};
 use crate::errors;
 
@@ -95,7 +96,7 @@ impl Departing {
 }
 
 #[inline]
-fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
+pub(super) fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut Producer {
     if !has_shards {
         return &mut producers[target];
     }
@@ -161,7 +162,7 @@ impl Outlet {
         (self.departing, self.closing) = (None, None);
         (self.ending, self.recomputes) = (false, false);
         if let Some((_, cadence)) = &mut self.taker {
-            cadence.made(None, Instant::now(), Duration::ZERO); // no early snapshot before the first item
+            cadence.made(None, Instant::now()); // no early snapshot before the first item
         }
         self.producers.iter_mut().for_each(|producer| producer.begin(stream));
     }
@@ -187,7 +188,7 @@ impl Outlet {
 
     #[inline]
     pub fn wait_for_turn(&mut self, py: Python<'_>) -> PyResult<Option<Choice>> {
-        let mut has_waited = false;
+        let mut has_slept = false;
         loop {
             let held = self.held();
             if is_interrupted(&self.control, held) {
@@ -212,15 +213,21 @@ impl Outlet {
             }
             let Choice::WaitFor(target) = choice else { return Ok(Some(choice)) };
             self.flush();
-            if !std::mem::replace(&mut has_waited, true) {
-                self.snapshot_if_due(py, true)?; // if a command is pending, `pump` sends the rest of the note later
-                continue;
-            }
+            let may_snapshot = !has_slept && self.taker.as_ref().is_some_and(|(_, cadence)| cadence.is_due_early());
             let Self { producers, arenas, control, meters, .. } = self;
-            let link = if self.has_shards { 0 } else { target };
-            // A damaged control word also ends the wait. The next call of the producer reports the damage.
-            let ready = || producers[link].permit() != Ok(Permit::Wait) || is_interrupted(control, None);
-            wait_until(py, &self.own, meters.get(link), ready, |py| tidy(py, arenas).map(drop))?;
+            let (link, sleeps) = (if self.has_shards { 0 } else { target }, AtomicBool::new(false));
+            // If the control word is damaged, the wait ends, because the next call of the producer reports the damage.
+            let ready = || {
+                producers[link].permit() != Ok(Permit::Wait)
+                    || is_interrupted(control, None)
+                    || may_snapshot && sleeps.load(Relaxed)
+            };
+            let asleep = || sleeps.store(true, Relaxed);
+            wait_among(py, &self.own, meters.get(link), None, ready, asleep, |py| tidy(py, arenas).map(drop))?;
+            has_slept = sleeps.into_inner();
+            if may_snapshot && has_slept {
+                self.snapshot(py, false)?; // if a command is pending, `pump` sends the rest of the note later
+            }
         }
     }
 

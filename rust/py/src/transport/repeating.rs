@@ -3,8 +3,7 @@
 //! A process resumes an epoch from a snapshot, and recomputes the items that the reader received after this snapshot. A
 //! rolling checksum verifies that the recomputed items equal the original items.
 
-use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -14,7 +13,7 @@ use torchdata_core::link::sampled_len;
 use torchdata_core::protocol::{Reader, Share};
 
 use super::kinds as kind;
-use super::outlet::{Outlet, Sent, item_kind};
+use super::outlet::{Outlet, Sent, item_kind, turned};
 use super::snapshots::{self, Entry, account};
 use crate::codec::OutBuffer;
 use crate::errors;
@@ -26,19 +25,13 @@ type Made = (u32, Entry, Py<PyBytes>);
 impl Outlet {
     /// No snapshots are taken while items are recomputed, because a snapshot would delay the first new item.
     #[inline]
-    pub fn snapshot_if_due(&mut self, py: Python<'_>, before_wait: bool) -> PyResult<Sent> {
+    pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<Sent> {
         if let Some(last) = self.relay.as_ref().and_then(|relay| relay.take()) {
             snapshots::push(&mut self.producers[0], kind::RELAYED, &last.payload, &last.content)
                 .map_err(errors::corrupted)?;
         }
-        let waited = before_wait.then(|| self.waited());
-        let is_due =
-            self.recomputing().is_none() && self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due(waited));
-        if is_due { self.snapshot(py, !before_wait) } else { Ok(Sent::Done) }
-    }
-
-    fn waited(&self) -> Duration {
-        Duration::from_nanos(self.meters.iter().map(|meter| meter.total.load(Relaxed)).sum())
+        let is_due = self.recomputing().is_none() && self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due());
+        if is_due { self.snapshot(py, true) } else { Ok(Sent::Done) }
     }
 
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
@@ -65,7 +58,7 @@ impl Outlet {
 
     /// `waits` determines whether the snapshot waits for read-ahead threads that are computing an item.
     #[cold]
-    fn snapshot(&mut self, py: Python<'_>, waits: bool) -> PyResult<Sent> {
+    pub fn snapshot(&mut self, py: Python<'_>, waits: bool) -> PyResult<Sent> {
         self.flush(); // the reader can take the items that were sent, however long the snapshot takes
         let (began, mut is_made) = (Instant::now(), waits);
         for shard in 0..if self.has_shards { self.dispatch.turn.peers() } else { 1 } {
@@ -74,9 +67,8 @@ impl Outlet {
             }
         }
         self.depart_note(py, self.entered)?;
-        let waited = self.waited();
         if let Some((_, cadence)) = &mut self.taker {
-            cadence.made(is_made.then_some(began), Instant::now(), waited);
+            cadence.made(is_made.then_some(began), Instant::now());
         }
         self.send_on(py)
     }
@@ -102,8 +94,8 @@ impl Outlet {
     /// Counts a recomputed item without sending the item, and verifies the checksum after the last recomputed item.
     #[cold]
     pub fn recompute(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
-        let mut encoder = std::mem::take(&mut self.encoder);
-        let producer = self.producer(target);
+        let Self { encoder, producers, has_shards, expected, .. } = self;
+        let producer = turned(producers, *has_shards, target);
         encoder.encode(item, producer.arena())?;
         let mut table = Vec::new();
         for buffer in &mut encoder.buffers {
@@ -115,7 +107,7 @@ impl Outlet {
                 }
             });
         }
-        let (mut kind, mut payload) = (item_kind(&encoder), &encoder.payload[..]);
+        let (mut kind, mut payload) = (item_kind(encoder), &encoder.payload[..]);
         if payload.len() > producer.max_inline() {
             // SAFETY: the bytes of `payload` are readable.
             table.push(unsafe { sampled_len(payload.as_ptr(), payload.len()) });
@@ -123,11 +115,9 @@ impl Outlet {
         }
         producer.recomputed(kind, &table, payload);
         encoder.clear();
-        self.encoder = encoder;
-        let producer = self.producer(target);
-        let (account, outstanding) = (producer.account(), producer.outstanding());
-        match self.expected.get(target).copied().flatten() {
-            Some(expected) if outstanding == 0 && expected != account.checksum => Err(repeats_not(format!(
+        let account = producer.account();
+        match expected.get(target).copied().flatten() {
+            Some(expected) if producer.outstanding() == 0 && expected != account.checksum => Err(repeats_not(format!(
                 "its items up to number {} differ from those of the earlier run",
                 account.items
             ))),

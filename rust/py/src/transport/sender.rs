@@ -132,8 +132,8 @@ impl Sender {
     }
 
     /// Makes `pump` call `taker(shard, waits)` from time to time, between two items. The pause between two calls is
-    /// `factor` times a call's duration, but at least `seconds`. If `pump` is about to wait for the reader, the pause
-    /// can be shorter. In this case, `waits` is False, and `taker` must not wait for other threads.
+    /// `factor` times a call's duration, but at least `seconds`. While the process waits for its reader, the pause can
+    /// be shorter, and `waits` is False, so `taker` must not wait for other threads.
     ///
     /// `taker` returns None or a tuple with the content of a snapshot. The tuple begins with the number of the
     /// iteration over the dispatched items, and the number and checksum of the items in this iteration.
@@ -227,7 +227,7 @@ impl Sender {
                 outlet.dispatch.turn.advance();
             }
             drop(item);
-            if outlet.send_on(py)? == Sent::Interrupted || outlet.snapshot_if_due(py, false)? == Sent::Interrupted {
+            if outlet.send_on(py)? == Sent::Interrupted || outlet.snapshot_if_due(py)? == Sent::Interrupted {
                 return Ok(false);
             }
         }
