@@ -227,7 +227,7 @@ def _parse(state: dict[str, Any], ours: dict[str, Any], is_ours: bool) -> EpochS
         _optional(main, "_shared_seed", -(1 << 63)),
     )
     if "_snapshot" in state:
-        since = whole(state["_steps_since_snapshot"], "_steps_since_snapshot", most=_STEPS)
+        since = whole(state["_steps_since_snapshot"], "_steps_since_snapshot", most=0 if is_ours else _STEPS)
         last = whole(state["_snapshot"]["_last_yielded_worker_id"], "_last_yielded_worker_id", most=len(each) - 1)
         is_read = all(isinstance(one.since, list) for one in positions) or any(one.is_of_dataset for one in positions)
         if is_ours or is_read:

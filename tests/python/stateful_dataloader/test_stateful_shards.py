@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import collections
-import itertools
 import multiprocessing
 import os
-import pickle
 import random
 import signal
-import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +16,6 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-from handlers import handling
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from resumed import loaded
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -374,15 +369,3 @@ def test_the_statistics_name_torch_s_function_of_batches() -> None:
     rest = resumed(epoch_of(Plain, 2, collate_fn=None)[1][0], Plain, 0, collate_fn=None)
     list(rest)
     assert "default_collate" in [pipe.name for pipe in rest.stats().merged_pipes()]
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_state_of_a_signal_handler_counts_only_batches_that_were_delivered(workers: int) -> None:
-    reading, calls = resumed(epoch_of(WithIterator, 2)[1][2], WithIterator, workers), itertools.count()
-    got, found, batches = list[Any](), list[tuple[int, Any]](), iter(reading)
-    with handling(lambda *_: found.append((len(got), reading.state_dict())), signal.SIGUSR1):
-        sys.setprofile(lambda *_: next(calls) % 97 or signal.raise_signal(signal.SIGUSR1))
-        collections.deque(map(got.append, batches), maxlen=0)
-        sys.setprofile(None)
-    left = {pickle.dumps(state): len(got) - count for count, state in found if count < len(got)}
-    assert [len([*resumed(pickle.loads(state), WithIterator, 0)]) for state in left] == [*left.values()] != []

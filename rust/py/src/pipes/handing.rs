@@ -1,9 +1,8 @@
-//! Implements the base class of Python iterators that do not lose items to signals, such as Ctrl-C.
+//! Implements the base class of Python iterators that do not lose items to Ctrl-C.
 //!
 //! An item would be lost if Python handled a signal after taking the item from a queue and before returning the item.
 //! Signal handlers can interrupt the method `_wait`, but this method never takes an item. The method `_hand_over` takes
-//! the item, and signals are delayed until the item has been returned. A signal handler that saves the state of the
-//! iterator therefore finds the item either in the queue or returned.
+//! the item, and delays a Ctrl-C until the item has been returned.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -51,23 +50,18 @@ impl HandingIterator {
     }
 }
 
-/// The signals that terminals and clusters send to programs. SIGALRM is not delayed, because its handler may end a
-/// function of the user that hangs.
-const DELAYED: [c_int; 5] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGUSR1, libc::SIGUSR2];
-
-/// A temporary signal handler that only records a signal. A second signal is passed to the previous handler, so that
-/// the user can interrupt a function that hangs.
+/// A temporary signal handler that only records Ctrl-C. A second Ctrl-C is passed to the previous handler, so that the
+/// user can interrupt a function that hangs.
 #[pyclass(frozen)]
 struct Noted {
-    signal: c_int,
-    arrived: AtomicBool,
+    pressed: AtomicBool,
     handler: Py<PyAny>,
 }
 
 #[pymethods]
 impl Noted {
     fn __call__(&self, py: Python<'_>, number: Bound<'_, PyAny>, frame: Bound<'_, PyAny>) -> PyResult<()> {
-        if self.arrived.fetch_xor(true, Relaxed) {
+        if self.pressed.fetch_xor(true, Relaxed) {
             self.handler.call1(py, (number, frame))?;
         }
         Ok(())
@@ -80,50 +74,36 @@ impl Noted {
 
 struct Deferred<'py> {
     py: Python<'py>,
-    noted: Vec<Bound<'py, Noted>>,
+    noted: Option<Bound<'py, Noted>>,
 }
 
 impl<'py> Deferred<'py> {
-    /// Handles signals that have already arrived, and then installs temporary handlers.
+    /// Handles signals that have already arrived, and then installs the temporary handler.
     fn new(py: Python<'py>) -> PyResult<Self> {
-        let mut deferred = Self { py, noted: Vec::new() };
-        match DELAYED.iter().try_for_each(|&signal| deferred.delay(signal)) {
-            Err(error) if !error.is_instance_of::<PyValueError>(py) => deferred.end().and(Err(error)),
-            _ => Ok(deferred), // Python reports a ValueError outside the main thread
+        let handler = signals(py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
+        if !handler.is_callable() {
+            return Ok(Self { py, noted: None }); // Ctrl-C is ignored or kills the process
         }
-    }
-
-    fn delay(&mut self, signal: c_int) -> PyResult<()> {
-        let handler = signals(self.py)?.getattr("getsignal")?.call1((signal,))?;
-        if handler.is_callable() {
-            let noted = Noted { signal, arrived: AtomicBool::new(false), handler: handler.unbind() };
-            let noted = Bound::new(self.py, noted)?;
-            install(self.py, signal, noted.as_any())?;
-            self.noted.push(noted);
+        let noted = Bound::new(py, Noted { pressed: AtomicBool::new(false), handler: handler.unbind() })?;
+        match install(py, noted.as_any()) {
+            Ok(()) => Ok(Self { py, noted: Some(noted) }),
+            Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(Self { py, noted: None }), // other thread
+            Err(error) => Err(error),
         }
-        Ok(()) // otherwise, the signal is ignored or kills the process
     }
 
     fn end(self) -> PyResult<()> {
-        let mut ended = Ok(());
-        for noted in &self.noted {
-            ended = ended.and(self.restore(noted));
-        }
-        ended
-    }
-
-    fn restore(&self, noted: &Bound<'py, Noted>) -> PyResult<()> {
-        let signal = noted.get().signal;
-        let current = signals(self.py)?.getattr("getsignal")?.call1((signal,))?;
-        let restored = if current.is(noted) {
-            install(self.py, signal, noted.get().handler.bind(self.py))
+        let Some(noted) = self.noted else { return Ok(()) };
+        let current = signals(self.py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
+        let restored = if current.is(&noted) {
+            install(self.py, noted.get().handler.bind(self.py))
         } else {
             Ok(()) // user code has installed another signal handler in the meantime
         };
-        if noted.get().arrived.load(Relaxed) {
+        if noted.get().pressed.load(Relaxed) {
             // SAFETY: the GIL is held. `PyErr_SetInterruptEx` only marks the signal as received, and runs no signal
             // handler.
-            unsafe { ffi::PyErr_SetInterruptEx(signal) };
+            unsafe { ffi::PyErr_SetInterruptEx(libc::SIGINT as c_int) };
         }
         restored
     }
@@ -136,6 +116,6 @@ pub fn signals(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     MODULE.get_or_try_init(py, || py.import("_signal").map(Bound::unbind)).map(|module| module.bind(py))
 }
 
-fn install<'py>(py: Python<'py>, signal: c_int, handler: &Bound<'py, PyAny>) -> PyResult<()> {
-    signals(py)?.getattr("signal")?.call1((signal, handler)).map(drop)
+fn install<'py>(py: Python<'py>, handler: &Bound<'py, PyAny>) -> PyResult<()> {
+    signals(py)?.getattr("signal")?.call1((libc::SIGINT, handler)).map(drop)
 }
