@@ -512,13 +512,14 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
     allowed = step * now - (each - per_item)
     faster = allowed * worker.items / worst.items_out
     name = worst.name.partition("(")[2].rstrip(")") or worst.name
-    cheaper = f"{_article(name)} {name} of {duration(faster)}"
+    cheaper = f"{'an' if name[:1].upper() in 'AEIO' else 'a'} {name} of {duration(faster)}"
     possible = faster > WITHIN_REACH * (worst.seconds_per_item or 0.0)
     _, fit = workers_that_fit(stats)
     if min(needed, fit) > MOST_WORKERS:
         return f" Make {name} cheaper, or use more workers if they do not wait for the same disk or lock."
     if needed > fit:
-        text = f" {_cores(stats)} busy with {_counted(now, 'worker')}: more would not be faster."
+        cores = "The only core is" if stats.cores == 1 else f"The {stats.cores} cores are"
+        text = f" {cores} busy with {_counted(now, 'worker')}: more would not be faster."
         if fit > now:
             text = f" Use {fit:.0f} workers, which keep the {stats.cores} cores busy: more would not be faster."
         return f"{text} {f'With {cheaper} {_limit(step)}' if possible else f'Make {name} cheaper, or use more cores'}."
@@ -538,16 +539,8 @@ def _limit(step: float | None) -> str:
     return f"the training step ({duration(step)}) would be the limit"
 
 
-def _cores(stats: LoaderStats) -> str:
-    return "The only core is" if stats.cores == 1 else f"The {stats.cores} cores are"
-
-
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _article(name: str) -> str:
-    return "an" if name[:1].upper() in "AEIO" else "a"
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:
