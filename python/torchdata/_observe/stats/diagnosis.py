@@ -17,6 +17,7 @@ from torchdata._observe.show.table import duration, percent, size
 from torchdata._observe.stats.advice import advice_for
 from torchdata._observe.stats.cores import workers_that_fit
 from torchdata._observe.stats.model import added
+from torchdata._observe.stats.processor import anonymous_memory
 
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
@@ -41,6 +42,8 @@ WITHIN_REACH = 0.1
 WORTH_A_WORKER = 2e-6
 #: Pickling and copying limit a loader only if they take at least this many seconds per item.
 WORTH_PACKING = 1e-3
+#: A forked worker should not copy more than this fraction of the memory that it has inherited.
+MOST_COPIED = 0.25
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,23 @@ def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
     counts = ", ".join(f"{count} {name}" for name, count in skipped.items())
     count = sum(skipped.values())
     return dataclasses.replace(verdict, text=f"{verdict.text} {count} items were skipped after errors: {counts}.")
+
+
+def with_copied_memory(verdict: Verdict, stats: LoaderStats, inherited: int) -> Verdict:
+    """Adds a sentence if a forked worker has copied much of the memory that it has inherited from the main process."""
+    copied, workers = 0, stats.workers if inherited else ()
+    for worker in workers:
+        size_of_all, proportional = anonymous_memory(worker.pid)
+        shared = min(size_of_all, (size_of_all - proportional) * (len(workers) + 1) // len(workers))
+        copied = max(copied, min(size_of_all, inherited) - shared)
+    if copied <= MOST_COPIED * inherited:
+        return verdict
+    text = (
+        f"{verdict.text} A worker has copied {size(copied)} of the {size(inherited)} that it inherited from the main "
+        "process, because even reading a Python object changes its reference count: store the dataset in arrays or "
+        "Arrow tables."
+    )
+    return dataclasses.replace(verdict, text=text)
 
 
 def empty(stats: LoaderStats) -> Verdict | None:
