@@ -31,13 +31,6 @@ def publish(namespace: dict[str, Any], *helpers: Any) -> None:
             value.__module__ = package
 
 
-def late_names(table: Mapping[str, str]) -> dict[str, dict[str, str | None]]:
-    return {
-        module: {name: form or None for name, _, form in (word.partition("=") for word in words.split())}
-        for module, words in table.items()
-    }
-
-
 def publish_late(
     namespace: dict[str, Any], modules: Mapping[str, Iterable[str]], then: Callable[[dict[str, Any]], object]
 ) -> None:

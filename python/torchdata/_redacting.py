@@ -110,6 +110,10 @@ def shown(value: Any) -> str:
     return redacted(repr(value))
 
 
+def shown_with_type(value: Any) -> str:
+    return f"{shown(value)} of type {type(value).__name__}"
+
+
 def digest(name: str, words: str) -> str:
     """Returns a few digits that identify a secret without revealing it.
 

@@ -289,7 +289,9 @@ class EpochRun:
         if because is None:
             self.delivery.source = FinishedIterator(self.delivery.source, None if at_end else LEFT)
         else:
-            self.delivery.source = FinishedIterator(None, _ended_by(because), threading.get_ident())
+            # The error is described as text, because a stored exception would keep all objects in its traceback alive.
+            text = f"an error, which another thread received, ended the epoch: {type(because).__name__}: {because}"
+            self.delivery.source = FinishedIterator(None, text, threading.get_ident())
         try:
             if self.pipeline.service is not None:
                 self.pipeline.service.finalize_iteration()
@@ -305,11 +307,6 @@ class EpochRun:
         if shares is not None and 0 in shares and min(filter(None, shares), default=0) >= _LEAST:
             self._has_warned_of_idle = True
             _warn_of_idle(shares)
-
-
-def _ended_by(error: BaseException) -> str:
-    """Describes the error as text, because a stored exception would keep all objects in its traceback alive."""
-    return f"an error, which another thread received, ended the epoch: {type(error).__name__}: {error}"
 
 
 def _warn_of_idle(shares: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.cutting import find_lca_round_robin_sharding_dp
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.checks import check_int, wrong_type
 from torchdata.datapipes._pipe.datasets import is_coordinated, is_indexed_only, shuffles_itself, splits_itself
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
@@ -110,9 +110,7 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
         ['not-sharded']
     """
     if not is_pipe(datapipe):
-        raise TypeError(
-            f"lint: datapipe must be the last pipe of a graph, but got {datapipe!r} of type {type(datapipe).__name__}"
-        )
+        raise wrong_type("lint", "datapipe", "the last pipe of a graph", datapipe)
     num_workers = check_int("lint", "num_workers", num_workers, least=0)
     return [*_Linter(Graph(datapipe), num_workers, seeded).findings()]
 
@@ -373,7 +371,7 @@ class _Linter:
         """Returns True only if all pipes are certainly finite and certainly do not divide their items among workers."""
         return all(
             _is_ours(pipe)
-            and not _is_endless(pipe)
+            and not (type(pipe).__name__ == "Cycler" and getattr(pipe, "count", 0) is None)
             and _is_plain(getattr(pipe, "iterable", None))
             and not any(map(_is_foreign, vars(pipe).values()))
             for pipe in pipes
@@ -445,11 +443,6 @@ def _is_ours(pipe: Any) -> bool:
 def _is_foreign(value: Any) -> bool:
     names = {cls.__name__ for cls in type(value).__mro__}
     return not is_pipe(value) and not names.isdisjoint(("IterDataPipe", "MapDataPipe", "IterableDataset"))
-
-
-def _is_endless(pipe: Any) -> bool:
-    """Returns whether the pipe repeats its items without end, as the user intends."""
-    return type(pipe).__name__ == "Cycler" and getattr(pipe, "count", 0) is None
 
 
 def _is_plain(iterable: Any) -> bool:

@@ -352,7 +352,8 @@ def _resized_by_pillow(pixels: Any, region: tuple[float, ...], request: Request,
     module = _pillow.image_module()
     left, top, right, bottom = math.floor(region[0]), math.floor(region[1]), math.ceil(region[2]), math.ceil(region[3])
     part = np.ascontiguousarray(pixels[top:bottom, left:right])
-    image = module.fromarray(part[..., 0].astype(np.int32) if request.mode == "I;16" else _flat(part))
+    flat = part[..., 0] if part.shape[2] == 1 else part  # Pillow requires a gray image without the last axis
+    image = module.fromarray(flat.astype(np.int32) if request.mode == "I;16" else flat)
     if size != image.size or region != (left, top, right, bottom):
         box = (region[0] - left, region[1] - top, region[2] - left, region[3] - top)
         image = image.resize(size, module.Resampling[request.resample.upper()], box=box)
@@ -360,8 +361,3 @@ def _resized_by_pillow(pixels: Any, region: tuple[float, ...], request: Request,
     if request.mode == "I;16":
         made = made.clip(0, 0xFFFF).astype(np.uint16)
     return made.reshape(size[1], size[0], -1)
-
-
-def _flat(part: Any) -> Any:
-    """Removes the last axis of a gray image, as Pillow requires."""
-    return part[..., 0] if part.shape[2] == 1 else part

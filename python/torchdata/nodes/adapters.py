@@ -13,7 +13,7 @@ from torch.utils.data import Sampler, SequentialSampler
 from torchdata._observe.observed import ObservedLoader
 from torchdata._reporting import warn_outside
 from torchdata._stateful import Stateful, StatefulStream, StreamState, is_stateful, load_into, steps_of
-from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
+from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable, wrong_type
 from torchdata.datapipes._pipe.datasets import has_fixed_order, in_fixed_order
 from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.datapipes._pipe.seeking import is_stream, seek
@@ -430,9 +430,6 @@ def MapStyleWrapper(map_dataset: Mapping[Any, T], sampler: Sampler[Any], **paral
         ['a', 'b', 'c']
     """
     if not hasattr(type(map_dataset), "__getitem__"):
-        raise TypeError(
-            f"MapStyleWrapper: map_dataset must be read by index, but got {map_dataset!r} of type "
-            f"{type(map_dataset).__name__}, which has no __getitem__"
-        )
+        raise wrong_type("MapStyleWrapper", "map_dataset", "read by index", map_dataset, ", which has no __getitem__")
     arguments = {"num_workers": 0, **parallel_mapper_kwargs}
     return ParallelMapper(SamplerWrapper(sampler), map_dataset.__getitem__, **arguments)

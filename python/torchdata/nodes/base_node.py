@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from torchdata._native import IterationToken, guard_iterator
+from torchdata.datapipes._pipe.checks import wrong_type
 
 __all__ = [
     "Again", "BaseNode", "NotReset", "PassingNode", "T", "advance_of", "check_node", "copy_of_graph", "is_repeatable"
@@ -233,10 +234,8 @@ def reader_of(items: Iterator[T]) -> Callable[[], T]:
 
 def check_node(node: str, argument: str, value: Any) -> Any:
     if not isinstance(value, BaseNode):
-        raise TypeError(
-            f"{node}: {argument} must be a node, but got {value!r} of type {type(value).__name__}; wrap it: "
-            f"IterableWrapper(…) makes a node of an iterable, from_pipe(…) of a pipe"
-        )
+        remedy = "; wrap it: IterableWrapper(…) makes a node of an iterable, from_pipe(…) of a pipe"
+        raise wrong_type(node, argument, "a node", value, remedy)
     return value
 
 

@@ -277,9 +277,7 @@ class EpochReader:
         if self._is_over:
             raise StopIteration
         self._fetched += 1
-        if self._fetched >= self._timed_next:
-            return self._fetch_timed(index)
-        return self._fetcher.fetch(index)
+        return self._fetch_timed(index) if self._fetched >= self._timed_next else self._fetcher.fetch(index)
 
     def _fetch_timed(self, index: Any) -> Any:
         fetcher = self._fetcher

@@ -62,10 +62,7 @@ impl Strided {
         if len == 0 {
             return Some(Self { around: vec![], line: ONE, group: ONE, run: 0, len });
         }
-        let run = match joined.pop_if(|inner| inner.stride == size as isize) {
-            Some(inner) => inner.count * size,
-            None => size,
-        };
+        let run = joined.pop_if(|inner| inner.stride == size as isize).map_or(size, |inner| inner.count * size);
         let group = match joined.last() {
             Some(inner) if joined.len() > 1 && inner.count <= LONGEST_GROUP / run => joined.pop().unwrap_or(ONE),
             _ => ONE,

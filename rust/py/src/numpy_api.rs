@@ -36,10 +36,7 @@ const NEWEST_ABI: c_uint = 0x0200_0000;
 #[inline]
 pub fn numpy(py: Python<'_>) -> PyResult<NumPy> {
     // SYNC(numpy): pairs with the store in `look_up`.
-    match NonNull::new(TABLE.load(Ordering::Acquire)) {
-        Some(table) => Ok(NumPy(table)),
-        None => look_up(py),
-    }
+    NonNull::new(TABLE.load(Ordering::Acquire)).map_or_else(|| look_up(py), |table| Ok(NumPy(table)))
 }
 
 #[cold]

@@ -18,6 +18,7 @@ import pytest
 
 from pressing import interrupts_raise  # noqa: F401 - a fixture
 from process_checks import nothing_is_left  # noqa: F401
+from random_graphs.users import Passing as Through
 from rank_threads import ThreadGroup, in_ranks
 from resuming import begun, epochs_of, saved, with_states
 from reused_memory import Reused, is_even_at_first, value
@@ -349,18 +350,9 @@ class SavedCounter(EpochCounter):
         self.epoch = state["epoch"]
 
 
-class Through(IterDataPipe[Any]):
-    """A user-defined pipe that prevents the shards of a process from sharing pipes."""
-
-    def __init__(self, source: Any) -> None:
-        self.source = source
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.source
-
-
 COUNTING: dict[str, Callable[[], Any]] = {
     "before the filter": lambda: EpochCounter(numbers(24)).sharding_filter().batch(2),
+    # A user-defined pipe prevents the shards of a process from sharing pipes.
     "before the filter of each shard": lambda: Through(EpochCounter(numbers(24)).sharding_filter()).batch(2),
     "after the filter": lambda: EpochCounter(numbers(24).sharding_filter()).batch(2),
 }

@@ -147,10 +147,6 @@ def test_a_filter_over_a_source_that_divides_itself_causes_a_warning_with_its_na
     assert (finding.kind, finding.silent) == ("splits-itself", False)
 
 
-def twenty(shard: int) -> list[int]:
-    return [20 * shard + number for number in range(20)]
-
-
 def lengths(pipe: IterDataPipe[Any], workers: int, take: int | None = None) -> tuple[list[Any], list[str]]:
     def run(group: ThreadGroup) -> list[int]:
         service: Any = DistributedReadingService(process_group=group)
@@ -167,7 +163,8 @@ def lengths(pipe: IterDataPipe[Any], workers: int, take: int | None = None) -> t
 
 @pytest.mark.parametrize(("shards", "workers", "left"), [(6, 2, 40), (7, 0, 20)])
 def test_one_warning_reports_how_many_items_uneven_shards_omit(shards: int, workers: int, left: int) -> None:
-    found, warned = lengths(IterableWrapper(range(shards)).sharding_filter().flatmap(twenty), workers)
+    pipe = IterableWrapper(range(shards)).sharding_filter().flatmap(lambda shard: range(20 * shard, 20 * shard + 20))
+    found, warned = lengths(pipe, workers)
     assert found[0] == found[1]
     [message] = warned
     assert f"this rank has {left} items" in message

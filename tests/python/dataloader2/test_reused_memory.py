@@ -77,17 +77,14 @@ def test_items_with_memory_of_their_own_can_wait() -> None:
     assert not examined(again, range(9000, 9001))
 
 
-def reading_rows(folder: Path) -> Any:
-    return numpy.memmap(folder / "rows", dtype="float64", mode="w+", shape=(9, 2))
-
-
 def test_items_of_common_libraries_can_wait(tmp_path: Path) -> None:
     image = pytest.importorskip("PIL.Image")
     pandas, arrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
     polars, torch = pytest.importorskip("polars"), pytest.importorskip("torch")
     file = io.BytesIO()
     image.new("RGB", (8, 8)).save(file, "JPEG")
-    frame, rows = pandas.DataFrame({"a": range(9), "b": ["x"] * 9}), reading_rows(tmp_path)
+    frame = pandas.DataFrame({"a": range(9), "b": ["x"] * 9})
+    rows = numpy.memmap(tmp_path / "rows", dtype="float64", mode="w+", shape=(9, 2))
     kinds: list[Callable[[int], Any]] = [
         lambda _: image.new("RGB", (2, 2)),
         lambda _: image.open(io.BytesIO(file.getvalue())),

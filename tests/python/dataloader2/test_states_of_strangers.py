@@ -14,7 +14,7 @@ import numpy as np
 import numpy.random  # The state contains NumPy's random generator only if NumPy was imported before.
 import pytest
 
-from pipes_table import ROWS, seed
+from pipes_table import IGNORES_WARNINGS_OF_PIPES, ROWS, seed
 from resuming import begun, continued, resumed, with_state
 from torchdata import _plain_pickles
 from torchdata._plain_pickles import seal, unseal
@@ -32,10 +32,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 torch = pytest.importorskip("torch", reason="some of the tested objects belong to torch")
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
-    pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
-]
+pytestmark = IGNORES_WARNINGS_OF_PIPES
 
 TARGETS = "loader_value,loader_bytes,graph_value,plain_pickle"
 

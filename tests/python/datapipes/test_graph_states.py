@@ -11,7 +11,7 @@ import cloudpickle
 import pytest
 
 from pipes_of_users import FirstFour
-from pipes_table import seed
+from pipes_table import IGNORES_WARNINGS_OF_PIPES, seed
 from pipes_table.core import Doubling, plus_one
 from random_graphs.users import ByHand, Declared, OneToOne, Unstated, UnstatedRandom, UnstatedTwice, drawn, is_odd
 from resuming import check_graph_resumes, start, with_state
@@ -28,10 +28,7 @@ from torchdata.datapipes.state import (
     save_state,
 )
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
-    pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
-]
+pytestmark = IGNORES_WARNINGS_OF_PIPES
 
 
 def numbers(count: int) -> IterableWrapper[int]:

@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 
 import random_scribbles
-from process_checks import loader, no_earlier_loader, nothing_is_left  # noqa: F401
+from process_checks import FINDS_MEMORY, loader, no_earlier_loader, nothing_is_left  # noqa: F401
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is found by its name in Linux's /proc"),
-    pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
-]
+pytestmark = FINDS_MEMORY
 
 PAGE, ROLE, PIPES = 4096, 4, 28
 

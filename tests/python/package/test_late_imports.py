@@ -11,11 +11,12 @@ import torchdata.datapipes
 import torchdata.datapipes.iter as iter_pipes, torchdata.datapipes.map as map_pipes
 
 way = sys.argv[1]
-modules = {
-    module if module.startswith("torchdata.") else f"{pipes.__name__}.{module}": (pipes, names)
-    for pipes in (iter_pipes, map_pipes)
-    for module, names in pipes._LATE.items()
-}
+modules = {}
+for pipes in (iter_pipes, map_pipes):
+    for module, words in (*pipes._PIPES.items(), *pipes._HELD.items()):
+        full = module if module.startswith("torchdata.") else f"{pipes.__name__}.{module}"
+        names = modules.setdefault(full, (pipes, {}))[1]
+        names.update((name, form) for name, _, form in (word.partition("=") for word in words.split()))
 print(sorted(set(modules) & set(sys.modules)))
 for module, (pipes, names) in modules.items():
     is_iter = pipes is iter_pipes

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipes_table import ROWS, Row
+from pipes_table import IGNORES_WARNINGS_OF_PIPES, ROWS, Row
 from torchdata.dataloader2 import DataLoader2, reading_service
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
@@ -16,10 +16,7 @@ from torchdata.datapipes import utils
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import save_state
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
-    pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
-]
+pytestmark = IGNORES_WARNINGS_OF_PIPES
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
 

@@ -10,6 +10,7 @@ from statistics import fmean
 
 import pytest
 
+from fresh_processes import run_python
 from process_checks import loader, nothing_is_left, wait_for  # noqa: F401
 from torchdata._observe.stats.diagnosis import diagnose, oversubscribed, work_before_sharding
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -268,3 +269,19 @@ def test_an_empty_pipeline_names_its_source_or_the_pipe_that_passes_nothing_on(w
     verdict = verdict_of(IterableWrapper(range(9)).filter(none).sharding_filter())
     assert (verdict.kind, verdict.pipe) == ("empty", "Filter(none)")
     assert str(verdict).endswith("received 9 items and yielded none.")
+
+
+@pytest.mark.parametrize(("kind", "is_copied"), [("list", True), ("pyarrow.array", False)])
+def test_a_forked_worker_that_copies_inherited_objects_is_reported(kind, is_copied):
+    program = f"""if True:
+        import pyarrow
+        from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
+        from torchdata.datapipes.iter import IterableWrapper
+        texts = {kind}([f"{{i:08d}}" * 12 for i in range(300_000)])
+        pipe = IterableWrapper(range(20)).sharding_filter().map(lambda n: sum(len(str(t)) for t in texts[n::20]))
+        service = MultiProcessingReadingService(2, multiprocessing_context="fork")
+        with DataLoader2(pipe, reading_service=service, stats="full") as loader:
+            print(sum(loader), loader.diagnose())"""
+    done = run_python("-c", program)
+    assert done.stdout.startswith("28800000 "), done.stderr
+    assert ("A worker has copied" in done.stdout) is is_copied

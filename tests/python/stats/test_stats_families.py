@@ -13,18 +13,14 @@ pytest.importorskip("torch")
 
 from families import Mapped
 from hanging import stalls_reported
-from process_checks import nothing_is_left  # noqa: F401
+from process_checks import FINDS_MEMORY, nothing_is_left  # noqa: F401
 from torchdata._observe.outside import stalls
 from torchdata._observe.outside.attaching import NoLoaderError, attach
 from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 from waiting import wait_for
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="loaders are found through Linux's /proc"),
-    pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
-]
+pytestmark = [pytest.mark.alone, *FINDS_MEMORY]
 
 NAMES = ["main", "worker process 0", "worker process 1"]
 

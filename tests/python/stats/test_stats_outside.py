@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from leftovers import descriptors, shared_files
-from process_checks import loader, no_earlier_loader, nothing_is_left, wait_for  # noqa: F401
+from process_checks import FINDS_MEMORY, loader, no_earlier_loader, nothing_is_left, wait_for  # noqa: F401
 from terminal import Screen
 from torchdata._observe.outside.attaching import NoLoaderError, attach, find
 from torchdata._observe.outside.stacks import kernel_state
@@ -22,11 +22,7 @@ from torchdata._observe.outside.stalls import StallWarning
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="loaders are found through Linux's /proc"),
-    pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
-]
+pytestmark = [pytest.mark.alone, *FINDS_MEMORY]
 
 PROGRAM = textwrap.dedent(
     """

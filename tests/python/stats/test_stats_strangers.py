@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from process_checks import no_earlier_loader  # noqa: F401
+from process_checks import FINDS_MEMORY, no_earlier_loader  # noqa: F401
 from torchdata._native import StatsBoard
 from torchdata._observe.outside import attaching, top
 from torchdata._observe.outside.attaching import find
@@ -18,10 +18,7 @@ from torchdata._observe.stats.reading import read_board
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter import IterableWrapper
 
-pytestmark = [
-    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="loaders are found through Linux's /proc"),
-    pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
-]
+pytestmark = FINDS_MEMORY
 
 PAGE, ROLE, PIPES = 4096, 4, 28
 

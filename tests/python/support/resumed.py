@@ -60,10 +60,6 @@ def saved_at(loader: Any, epoch: int, batches: int | None) -> Any:
     return saved(loader)
 
 
-def wanted_at(whole: list[list[Any]], epoch: int, batches: int | None) -> list[list[Any]]:
-    return whole[epoch + 1 :] if batches is None else [whole[epoch][batches:], *whole[epoch + 1 :]]
-
-
 def check_resumes(make: Any, moments: Any = MOMENTS, draws_before: bool = True, count: int = 4) -> None:
     seed_all()
     whole = epochs_of(make(), count)
@@ -74,7 +70,8 @@ def check_resumes(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
         later = loaded(make(), state)
         if draws_before:
             torch.rand(11)
-        wanted = wanted_at(whole, *moment)
+        epoch, batches = moment
+        wanted = whole[epoch + 1 :] if batches is None else [whole[epoch][batches:], *whole[epoch + 1 :]]
         assert epochs_of(later, len(wanted)) == wanted, moment
 
 

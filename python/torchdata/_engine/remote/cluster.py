@@ -60,9 +60,7 @@ class Cluster:
     def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
         """The dispatching process runs on the main process's machine."""
         (setup,) = args
-        if setup.dispatches:
-            return DispatchingChild(name, setup)
-        return RemoteWorker(self, name, *args)
+        return DispatchingChild(name, setup) if setup.dispatches else RemoteWorker(self, name, *args)
 
     @property
     def is_left(self) -> bool:

@@ -33,6 +33,7 @@ from torchdata._handlers import is_of_handler
 from torchdata._native import BellBoard, Collector, Link, StatsBoard
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Pages
+from torchdata._observe.stats.processor import anonymous_memory
 from torchdata._reporting import location_outside, warn_outside
 
 R = TypeVar("R", bound=Restarts)
@@ -58,6 +59,9 @@ class Group(OwnsChildren):
             memory.
         snapshot_budget: bytes of the snapshots that the main process stores; None for no limit.
     """
+
+    #: With full statistics and the start method "fork": the bytes of memory that each child inherits.
+    inherited = 0
 
     def __init__(
         self,
@@ -167,6 +171,7 @@ class Group(OwnsChildren):
         if self._start_method == "fork":  # forked children inherit the mappings and the open files
             members.close_descriptors(indices)
             self._positions = SharedPositions(members.pids, self.dispatches)
+            self.inherited = anonymous_memory(os.getpid())[0] if self.stats.full else 0
         start_all(members.processes, self._start_method, after_start)
         members.close_descriptors(indices)
         if restarts is None:

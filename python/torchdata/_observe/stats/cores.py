@@ -51,6 +51,4 @@ def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[fl
 
 
 def _share(ran: float, queued: float, busy: float) -> float:
-    if ran + queued >= busy:
-        return (ran + queued) / busy
-    return ran / (busy - queued)
+    return (ran + queued) / busy if ran + queued >= busy else ran / (busy - queued)

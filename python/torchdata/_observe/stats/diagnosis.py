@@ -17,6 +17,7 @@ from torchdata._observe.show.table import duration, percent, size
 from torchdata._observe.stats.advice import advice_for
 from torchdata._observe.stats.cores import workers_that_fit
 from torchdata._observe.stats.model import added
+from torchdata._observe.stats.processor import anonymous_memory
 
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
@@ -41,6 +42,8 @@ WITHIN_REACH = 0.1
 WORTH_A_WORKER = 2e-6
 #: Pickling and copying limit a loader only if they take at least this many seconds per item.
 WORTH_PACKING = 1e-3
+#: A forked worker should not copy more than this fraction of the memory that it has inherited.
+MOST_COPIED = 0.25
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,23 @@ def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
     counts = ", ".join(f"{count} {name}" for name, count in skipped.items())
     count = sum(skipped.values())
     return dataclasses.replace(verdict, text=f"{verdict.text} {count} items were skipped after errors: {counts}.")
+
+
+def with_copied_memory(verdict: Verdict, stats: LoaderStats, inherited: int) -> Verdict:
+    """Adds a sentence if a forked worker has copied much of the memory that it has inherited from the main process."""
+    copied, workers = 0, stats.workers if inherited else ()
+    for worker in workers:
+        size_of_all, proportional = anonymous_memory(worker.pid)
+        shared = min(size_of_all, (size_of_all - proportional) * (len(workers) + 1) // len(workers))
+        copied = max(copied, min(size_of_all, inherited) - shared)
+    if copied <= MOST_COPIED * inherited:
+        return verdict
+    text = (
+        f"{verdict.text} A worker has copied {size(copied)} of the {size(inherited)} that it inherited from the main "
+        "process, because even reading a Python object changes its reference count: store the dataset in arrays or "
+        "Arrow tables."
+    )
+    return dataclasses.replace(verdict, text=text)
 
 
 def empty(stats: LoaderStats) -> Verdict | None:
@@ -512,13 +532,14 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
     allowed = step * now - (each - per_item)
     faster = allowed * worker.items / worst.items_out
     name = worst.name.partition("(")[2].rstrip(")") or worst.name
-    cheaper = f"{_article(name)} {name} of {duration(faster)}"
+    cheaper = f"{'an' if name[:1].upper() in 'AEIO' else 'a'} {name} of {duration(faster)}"
     possible = faster > WITHIN_REACH * (worst.seconds_per_item or 0.0)
     _, fit = workers_that_fit(stats)
     if min(needed, fit) > MOST_WORKERS:
         return f" Make {name} cheaper, or use more workers if they do not wait for the same disk or lock."
     if needed > fit:
-        text = f" {_cores(stats)} busy with {_counted(now, 'worker')}: more would not be faster."
+        cores = "The only core is" if stats.cores == 1 else f"The {stats.cores} cores are"
+        text = f" {cores} busy with {_counted(now, 'worker')}: more would not be faster."
         if fit > now:
             text = f" Use {fit:.0f} workers, which keep the {stats.cores} cores busy: more would not be faster."
         return f"{text} {f'With {cheaper} {_limit(step)}' if possible else f'Make {name} cheaper, or use more cores'}."
@@ -538,16 +559,8 @@ def _limit(step: float | None) -> str:
     return f"the training step ({duration(step)}) would be the limit"
 
 
-def _cores(stats: LoaderStats) -> str:
-    return "The only core is" if stats.cores == 1 else f"The {stats.cores} cores are"
-
-
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _article(name: str) -> str:
-    return "an" if name[:1].upper() in "AEIO" else "a"
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:

@@ -1,4 +1,4 @@
-"""Reads the processor time of a process from the system."""
+"""Reads the processor time and the memory of a process from the system."""
 
 from __future__ import annotations
 
@@ -34,6 +34,17 @@ def working_time(pid: int) -> float | None:
         return (fields[11] + fields[12]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return None if os.path.isdir("/proc/self") else _time_in_ps(pid)
+
+
+def anonymous_memory(pid: int) -> tuple[int, int]:
+    """Returns the size of a process's memory without files and shared memory, and the sum of its pages' sizes divided
+    by the numbers of processes that share the pages. Both numbers are 0 if the system does not report them."""
+    try:
+        with open(f"/proc/{pid}/smaps_rollup") as file:
+            sizes = {name: int(size) << 10 for name, size, *_ in map(str.split, file.readlines()[1:])}
+        return sizes["Anonymous:"], sizes["Pss_Anon:"]
+    except (OSError, KeyError, ValueError):
+        return 0, 0
 
 
 def stat_fields(pid: int) -> list[int]:

@@ -198,12 +198,12 @@ class Recorder:
 
     def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:
         """Returns the diagnosis. `ended` is the number of finished epochs, or 0 while an epoch is running."""
-        from torchdata._observe.stats.diagnosis import diagnose
+        from torchdata._observe.stats.diagnosis import diagnose, with_copied_memory
 
         stats = self.stats(since)
         if not stats.epoch:  # an epoch begins with its first item, and no item was requested yet
             stats = replace(stats, epoch=ended, epochs=ended)
-        return diagnose(stats)
+        return with_copied_memory(diagnose(stats), stats, getattr(self._processes, "inherited", 0))
 
     def _summary(self, since: Reading | None) -> ShownStats:
         from torchdata._observe.stats.reading import summarise

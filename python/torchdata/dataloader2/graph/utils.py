@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias, TypeGuard
 
+from torchdata.datapipes._pipe.checks import with_type
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.torch import twin_of
 from torchdata.datapipes._pipe.graph.traversal import is_pipe, pipes_in, sources_of
@@ -57,7 +58,7 @@ def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
     if isinstance(end, dict):
         return Graph(end_of(end))
     if not is_pipe(end):
-        raise TypeError(f"a graph ends in an IterDataPipe or a MapDataPipe, but got {_described(end)}")
+        raise TypeError(f"a graph ends in an IterDataPipe or a MapDataPipe, but got {with_type(end)}")
     return Graph(end)
 
 
@@ -88,10 +89,6 @@ def nested(graph: Graph) -> DataPipeGraph:
     return {id(graph.end): (graph.end, sources(graph.end, set())[0])}
 
 
-def _described(obj: Any) -> str:
-    return f"{obj!r} of type {type(obj).__name__}"
-
-
 def end_of(graph: DataPipeGraph) -> DataPipe:
     members = _members_of(graph)
     if len(members) != 1:
@@ -103,7 +100,7 @@ def end_of(graph: DataPipeGraph) -> DataPipe:
 def _members_of(graph: DataPipeGraph) -> list[tuple[DataPipe, DataPipeGraph]]:
     members = [*graph.values()] if isinstance(graph, dict) else [None]
     if not all(type(member) is tuple and len(member) == 2 and is_pipe(member[0]) for member in members):
-        raise TypeError(f"a graph is a dict, as traverse_dps returns it, but got {_described(graph)}")
+        raise TypeError(f"a graph is a dict, as traverse_dps returns it, but got {with_type(graph)}")
     return members
 
 
@@ -170,7 +167,7 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
         excluded: list[Any] = [exclude_dps] if is_pipe(exclude_dps) else list(exclude_dps)
         for pipe in excluded:
             if not is_pipe(pipe):
-                raise TypeError(f"exclude_dps takes a pipe or several pipes, but got {_described(pipe)}")
+                raise TypeError(f"exclude_dps takes a pipe or several pipes, but got {with_type(pipe)}")
             if id(pipe) not in seen:
                 seen.update(map(id, Graph(pipe).pipes))
 
@@ -214,7 +211,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
     """
     end = end_of(graph)
     if not is_pipe(new_datapipe):
-        raise TypeError(f"a pipe is replaced by a pipe, but got {_described(new_datapipe)}")
+        raise TypeError(f"a pipe is replaced by a pipe, but got {with_type(new_datapipe)}")
     _require_member(all_dps(graph), old_datapipe)
     return traverse_dps(replace_pipe(Graph(end), old_datapipe, new_datapipe))
 
@@ -288,7 +285,7 @@ def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
 def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
     if not any(pipe is datapipe for pipe in pipes):
         raise ValueError(
-            f"{_described(datapipe)} is not a pipe of this graph of {len(pipes)} pipes; if the pipes have changed, "
+            f"{with_type(datapipe)} is not a pipe of this graph of {len(pipes)} pipes; if the pipes have changed, "
             "build the graph again with traverse_dps"
         )
 

@@ -54,9 +54,7 @@ def _has_known_order(pipe: Any) -> bool:
 
 
 def _is_plain(data: Any) -> bool:
-    if type(data) is SequenceWrapper:
-        return _is_plain(data.sequence)
-    return type(data) in _ORDERED
+    return _is_plain(data.sequence) if type(data) is SequenceWrapper else type(data) in _ORDERED
 
 
 def _sources_of(graph: Graph, pipe: Any) -> str:

@@ -21,8 +21,12 @@ from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 S = TypeVar("S")
 
 
+def with_type(value: Any) -> str:
+    return f"{value!r} of type {type(value).__name__}"
+
+
 def wrong_type(pipe: str, argument: str, wanted: str, value: Any, remedy: str = "") -> TypeError:
-    return TypeError(f"{pipe}: {argument} must be {wanted}, but got {value!r} of type {type(value).__name__}{remedy}")
+    return TypeError(f"{pipe}: {argument} must be {wanted}, but got {with_type(value)}{remedy}")
 
 
 def check_callable(pipe: str, argument: str, function: Any, *, optional: bool = False) -> None:
@@ -197,9 +201,7 @@ def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> li
         raise wrong_type(pipe, argument, "a dict of weights", value)
     for key, weight in value.items():
         if isinstance(weight, bool) or not isinstance(weight, Real):
-            raise TypeError(
-                f"{pipe}: {argument} must hold numbers, but got {weight!r} of type {type(weight).__name__} for {key!r}"
-            )
+            raise TypeError(f"{pipe}: {argument} must hold numbers, but got {with_type(weight)} for {key!r}")
         if weight < 0 or (positive and weight == 0):
             words = (
                 "Expecting a positive and non-zero weight" if positive else "Expecting a weight that is not negative"

@@ -14,9 +14,10 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from torchdata._importing import import_whole
+from torchdata._publishing import publish_late
 from torchdata._reporting import fold
 from torchdata._signatures import signature_of
-from torchdata.datapipes._pipe.graph.torch import Counterpart
+from torchdata.datapipes._pipe.graph.torch import Counterpart, pair_with_torch
 
 C = TypeVar("C")
 
@@ -76,11 +77,25 @@ class FunctionalForms:
             cls.register_function(function_name, LateForm(cls, function_name, module, class_name))
 
     @classmethod
-    def register_all_late(cls, package: str, modules: Mapping[str, Mapping[str, str | None]]) -> None:
-        for module, forms in modules.items():
-            for class_name, form in forms.items():
-                if form is not None:
-                    cls.register_late(form, f"{package}.{module}", class_name)
+    def publish_late(cls, namespace: dict[str, Any], pipes: Mapping[str, str], held: Mapping[str, str]) -> list[str]:
+        """Makes a package of pipes import its modules on first use, and returns the package's `__all__`.
+
+        Args:
+            pipes: the classes of each module with their functional forms, such as "Mapper=map LengthSetter".
+            held: further names of modules, which pickles refer to by the name of the package.
+        """
+        package: str = namespace["__name__"]
+        modules = {module: words.split() for module, words in held.items()}
+        names = [cls.__name__]
+        for module, words in pipes.items():
+            for name, _, form in (word.partition("=") for word in words.split()):
+                modules.setdefault(module, []).append(name)
+                names.append(name)
+                if form:
+                    cls.register_late(form, f"{package}.{module}", name)
+        pair = functools.partial(pair_with_torch, package.replace("torchdata", "torch.utils.data"))
+        publish_late(namespace, modules, pair)
+        return sorted(names)
 
 
 _ELSEWHERE = {

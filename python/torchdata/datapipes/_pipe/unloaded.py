@@ -67,9 +67,7 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
     Items can be skipped only if the pipe's own class defines `_iter_by_index`, because a subclass may yield different
     items.
     """
-    if can_share(datapipe):
-        return begin_iteration(datapipe, type(datapipe)._iter_by_index)
-    return iter(datapipe)
+    return begin_iteration(datapipe, type(datapipe)._iter_by_index) if can_share(datapipe) else iter(datapipe)
 
 
 def can_share(datapipe: Any) -> bool:

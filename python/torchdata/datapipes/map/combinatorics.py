@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from torchdata._native import sample_order
-from torchdata.datapipes._pipe.checks import check_iterable, check_map_pipe, length_of
+from torchdata.datapipes._pipe.checks import check_iterable, check_map_pipe, length_of, with_type
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.datapipes._pipe.random import PrivateRandomness
 from torchdata.datapipes._pipe.sampled_streams import SampledStream
@@ -124,9 +124,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         check_iterable("IndexSampler", "sampler", sampler)
         if hasattr(type(sampler), "__next__"):
             raise TypeError(
-                f"IndexSampler: sampler is iterated again in each epoch, but {sampler!r} of type "
-                f"{type(sampler).__name__} "
-                "can be read once; give a list of its indices"
+                f"IndexSampler: sampler is iterated again in each epoch, but {with_type(sampler)} can be read once; "
+                "give a list of its indices"
             )
         self.datapipe = datapipe
         self.sampler = sampler

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torchdata._drawing.dot import as_digraph
+from torchdata.datapipes._pipe.checks import wrong_type
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes._pipe.showing import graph_of_pipe
 
@@ -43,8 +44,5 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
         return as_digraph(graph_of_pipe(dp, debug=debug))
     graph = getattr(dp, "_torchdata_graph", None)
     if graph is None:
-        raise TypeError(
-            "to_graph: dp must be an IterDataPipe or a MapDataPipe, a DataLoader2 or its statistics, but got "
-            f"{dp!r} of type {type(dp).__name__}"
-        )
+        raise wrong_type("to_graph", "dp", "an IterDataPipe or a MapDataPipe, a DataLoader2 or its statistics", dp)
     return as_digraph(graph())

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Protocol
 
 from torchdata._plain_pickles import register
-from torchdata._redacting import redacted, shown
+from torchdata._redacting import redacted, shown, shown_with_type
 from torchdata.datapipes._pipe.graph.torch import derives_from_twin, pair_streams_with_torch
 
 _DEEPEST_STRUCTURE = 10
@@ -363,20 +363,16 @@ def validate_pathname_binary_tuple(data: Any) -> None:
         TypeError: the stream of a pair of path and stream must be an IOBase or a StreamWrapper, but is 'b' of type str
     """
     if not isinstance(data, tuple):
-        raise TypeError(
-            f"a pair of path and stream must be a tuple, but got {shown(data)} of type {type(data).__name__}"
-        )
+        raise TypeError(f"a pair of path and stream must be a tuple, but got {shown_with_type(data)}")
     if len(data) != 2:
         raise TypeError(f"a pair of path and stream has two members, but got {len(data)}: {shown(data)}")
     path, stream = data
     if not isinstance(path, str):
-        raise TypeError(
-            f"the path of a pair of path and stream must be a str, but is {shown(path)} of type {type(path).__name__}"
-        )
+        raise TypeError(f"the path of a pair of path and stream must be a str, but is {shown_with_type(path)}")
     if not isinstance(stream, (io.IOBase, StreamWrapper)):
         raise TypeError(
-            f"the stream of a pair of path and stream must be an IOBase or a StreamWrapper, but is {shown(stream)} of "
-            f"type {type(stream).__name__}"
+            "the stream of a pair of path and stream must be an IOBase or a StreamWrapper, but is "
+            f"{shown_with_type(stream)}"
         )
 
 

@@ -85,6 +85,12 @@ class MultiNode(BaseNode[T]):
         else:
             self._is_over = ended == total
 
+    def _check_for_stop_iteration(self) -> None:
+        """Raises StopIteration if the epoch is over. Subclasses with their own `next` may call this method."""
+        self._look_whether_over()
+        if self._is_over:
+            raise StopIteration
+
     def _item_of(self, name: str) -> Any:
         """Returns the next item of a source. With the `CYCLE_...` criteria, a source that has ended starts over.
 
@@ -92,9 +98,7 @@ class MultiNode(BaseNode[T]):
             NoItem: the source is exhausted.
         """
         if self._datasets_exhausted[name] and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
-            self._look_whether_over()  # Ctrl-C may have interrupted this call before
-            if self._is_over:
-                raise StopIteration
+            self._check_for_stop_iteration()  # Ctrl-C may have interrupted this call before
             raise NoItem
         for starts_over in (False, True):
             if starts_over:
@@ -118,9 +122,7 @@ class MultiNode(BaseNode[T]):
                 self._datasets_exhausted[name] = True
                 if starts_over:
                     self._barren.add(name)
-            self._look_whether_over()
-            if self._is_over:
-                raise StopIteration
+            self._check_for_stop_iteration()
             if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
                 break
         raise NoItem

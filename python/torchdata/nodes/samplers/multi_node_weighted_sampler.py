@@ -156,12 +156,6 @@ class MultiNodeWeightedSampler(MultiNode[T]):
             return item
         raise StopIteration
 
-    def _check_for_stop_iteration(self) -> None:
-        """Raises StopIteration if the epoch is over. Subclasses with their own `next` may call this method."""
-        self._look_whether_over()
-        if self._is_over:
-            raise StopIteration
-
     def get_state(self) -> dict[str, Any]:
         state = {
             **super().get_state(),

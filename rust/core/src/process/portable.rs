@@ -80,10 +80,7 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
 
 fn temporary_file(len: usize) -> io::Result<File> {
     let folder = std::env::temp_dir();
-    let file = match nameless_file(&folder) {
-        Some(file) => file,
-        None => named_file(&folder)?,
-    };
+    let file = nameless_file(&folder).map_or_else(|| named_file(&folder), Ok)?;
     file.set_len(len as u64)?;
     Ok(file)
 }

@@ -37,10 +37,7 @@ impl GzipReader {
 
     /// Returns the available decompressed bytes (at least one), or no bytes at the end.
     fn read<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let count = match self.failed.take() {
-            Some(error) => Err(error),
-            None => py.detach(|| self.fill()),
-        };
+        let count = self.failed.take().map_or_else(|| py.detach(|| self.fill()), Err);
         self.ended = None;
         Ok(PyBytes::new(py, &self.buffer[..count.map_err(raised)?]))
     }

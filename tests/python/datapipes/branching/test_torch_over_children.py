@@ -11,17 +11,14 @@ pytest.importorskip("torch", reason="the tests use torch's own pipes")
 
 from torch.utils.data.datapipes import iter as torchs
 
-from pipes_table import seed
+from pipes_table import IGNORES_WARNINGS_OF_PIPES, seed
 from random_graphs.check import Plain, check, whole
 from random_graphs.users import UnstatedPairs, is_odd, small
 from resuming import with_state
 from torchdata.datapipes.iter import Concater, IterableWrapper
 from torchdata.datapipes.state import save_state
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
-    pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
-]
+pytestmark = IGNORES_WARNINGS_OF_PIPES
 
 
 @dataclass

@@ -3,7 +3,7 @@
 import os
 import pickle
 import subprocess
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -55,15 +55,10 @@ def test_the_lock_of_a_file_that_is_being_written_is_kept_though_its_data_waits_
 
 
 def test_threads_that_need_the_same_files_create_each_once(tmp_path):
-    maker, results = Maker(), []
-    wanted = [str(i) for i in range(20)]
+    maker, wanted = Maker(), [str(i) for i in range(20)]
     pipes = [cached(tmp_path, wanted, maker) for _ in range(4)]
-    threads = [threading.Thread(target=lambda pipe=pipe: results.append(names(pipe))) for pipe in pipes]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(120)
-    assert results == [wanted] * 4
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(names, pipes)) == [wanted] * 4
     assert sorted(maker.made) == sorted(wanted)
 
 

@@ -6,10 +6,17 @@ a new pipe can be in any module of this package. `BAD_ARGUMENTS` lists wrong arg
 import importlib
 import pkgutil
 
+import pytest
+
 from pipes_table.row import BadArgument, Row, seed
 
-__all__ = ["BAD_ARGUMENTS", "ELSEWHERE", "ROWS", "Row", "seed"]
+__all__ = ["BAD_ARGUMENTS", "ELSEWHERE", "IGNORES_WARNINGS_OF_PIPES", "ROWS", "Row", "seed"]
 
+#: For tests that use pipes of all rows.
+IGNORES_WARNINGS_OF_PIPES = [
+    pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
+    pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),
+]
 ROWS: list[Row] = []
 BAD_ARGUMENTS: list[BadArgument] = []
 

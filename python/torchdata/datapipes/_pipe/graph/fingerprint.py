@@ -194,6 +194,4 @@ def _name_of(value: Any) -> str:
     if module == "__mp_main__":
         module = "__main__"
     name = getattr(value, "__qualname__", type(value).__name__)
-    if module == "__main__" and "__main__" in sys.modules:
-        return f"__main__.{name}"
-    return f"{module}.{name}"
+    return f"__main__.{name}" if module == "__main__" and "__main__" in sys.modules else f"{module}.{name}"

@@ -237,7 +237,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         if mode not in _MODES:
             raise ValueError(f"{name}: mode must be one of {[*_MODES]}, but got {mode!r}")
         self.source_datapipe = check_source(name, datapipe)
-        holder = _nearest_holder(self.source_datapipe)
+        holders = (pipe for pipe in Graph(self.source_datapipe).breadth_first() if isinstance(pipe, OnDiskCacheHolder))
+        holder = next(holders, None)
         if holder is None:
             raise RuntimeError("Expected `OnDiskCacheHolder` existing in pipeline when `end_caching` is invoked")
         if holder._end_caching_flag:
@@ -345,8 +346,3 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.reset()
         self._loaded = state_dict["section"]
-
-
-def _nearest_holder(datapipe: Any) -> OnDiskCacheHolder | None:
-    """Returns the nearest `on_disk_cache` before `datapipe` in the graph."""
-    return next((pipe for pipe in Graph(datapipe).breadth_first() if isinstance(pipe, OnDiskCacheHolder)), None)

@@ -16,6 +16,7 @@ from torchdata.datapipes._pipe.checks import (
     check_source,
     length_of,
     no_length,
+    with_type,
 )
 from torchdata.datapipes._pipe.columns import on_columns, replacing_columns
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -77,9 +78,7 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
             batch = [item[columns] for item in batch]
         result = self.fn(batch)
         if not hasattr(type(result), "__iter__") and not hasattr(type(result), "__getitem__"):
-            raise TypeError(
-                f"BatchMapper: fn must return an iterable, but returned {result!r} of type {type(result).__name__}"
-            )
+            raise TypeError(f"BatchMapper: fn must return an iterable, but returned {with_type(result)}")
         return result  # type: ignore[no-any-return]
 
     def __len__(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from typing import Any
 
+from torchdata.datapipes._pipe.checks import with_type
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.datapipes._pipe.seeking import iterate_by_index
 from torchdata.datapipes._pipe.state.record import passed
@@ -38,10 +39,7 @@ class MapToIterConverter(ReadsByIndex[T_co]):
 
     def __init__(self, datapipe: MapDataPipe[T_co], indices: Sequence[Any] | None = None) -> None:
         if not any(cls.__name__ == "MapDataPipe" for cls in type(datapipe).__mro__):
-            raise TypeError(
-                f"MapToIterConverter can only apply on MapDataPipe, but found {datapipe!r} of type "
-                f"{type(datapipe).__name__}"
-            )
+            raise TypeError(f"MapToIterConverter can only apply on MapDataPipe, but found {with_type(datapipe)}")
         self.datapipe = datapipe
         if indices is not None and not isinstance(indices, Sequence):
             # The indices are stored in a list, because an iterator could be read in only one epoch.

@@ -7,7 +7,7 @@ from collections.abc import Collection, Hashable, Iterable, Iterator
 from itertools import count
 from typing import Any
 
-from torchdata.datapipes._pipe.checks import check_hashable, check_source
+from torchdata.datapipes._pipe.checks import check_hashable, check_source, with_type
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.record import passed
@@ -108,8 +108,7 @@ class IndexAdder(SameLength, IterDataPipe[dict[Any, Any]]):
     def _numbered(self, item: Any, number: int) -> dict[Any, Any]:
         if not isinstance(item, dict):
             raise NotImplementedError(
-                f"IndexAdder: We only support adding index to row or batch in dict type, but got {item!r} of type "
-                f"{type(item).__name__}"
+                f"IndexAdder: We only support adding index to row or batch in dict type, but got {with_type(item)}"
             )
         item[self.index_name] = number
         return item

@@ -114,9 +114,7 @@ class Header(IterDataPipe[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         source = iter(self.source_datapipe)
-        if self.limit is None:
-            return source
-        return islice(source, max(0, self.limit - token_of(self).yielded))
+        return source if self.limit is None else islice(source, max(0, self.limit - token_of(self).yielded))
 
     def __len__(self) -> int:
         try:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any, ClassVar
 
 from torchdata._optional import optional_import
-from torchdata._redacting import shown
+from torchdata._redacting import shown, shown_with_type
 from torchdata.datapipes._pipe.arrow_tables import is_of_arrow, tables_of
 from torchdata.datapipes._pipe.checks import check_optional_int, check_size, check_source, length_of
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names, check_device
@@ -207,8 +207,7 @@ def _opened(item: Any) -> Any:
         if isinstance(item, (tuple, list)):
             return item
         raise TypeError(
-            f"ParquetDataFrameLoader expects paths, or pairs of path and stream, but got {shown(item)} of type "
-            f"{type(item).__name__}"
+            f"ParquetDataFrameLoader expects paths, or pairs of path and stream, but got {shown_with_type(item)}"
         )
     path = os.fspath(item)
     recipe = FileRecipe(path, "rb")

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from torchdata._redacting import shown
+from torchdata._redacting import shown, shown_with_type
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_callable, explaining
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
@@ -135,8 +135,7 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
         self.source_datapipe = source_pipe(source_datapipe, self)
         if not isinstance(hash_dict, Mapping):
             raise TypeError(
-                f"HashChecker: hash_dict must be a dict from path to hash, but got {shown(hash_dict)} of type "
-                f"{type(hash_dict).__name__}"
+                f"HashChecker: hash_dict must be a dict from path to hash, but got {shown_with_type(hash_dict)}"
             )
         if hash_type not in _DIGITS:
             raise ValueError(

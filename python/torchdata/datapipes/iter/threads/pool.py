@@ -11,7 +11,6 @@ from typing import Any
 
 from torchdata._native import ReadAheadHold
 from torchdata._read_ahead import ReadAhead, without_own_frame
-from torchdata._threads import Work
 from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.datapipes._pipe.streams import PLAIN_TYPES, with_detached_streams
 
@@ -70,8 +69,8 @@ class Pool:
     further arguments, as for `concurrent.futures.ThreadPoolExecutor`."""
 
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
-        self._work = _PoolWork(function, max_workers, **options)
-        self._queue = self._work.queue
+        self.work = _PoolWork(function, max_workers, **options)
+        self._queue = self.work.queue
         #: A function that returns the next result or raises its error; StopIteration means that the pool was closed.
         self.take = self._queue.pop
         #: The source's error, which is raised after the results of all earlier items.
@@ -87,20 +86,13 @@ class Pool:
     def closed(self) -> bool:
         return self._queue.closed
 
-    @property
-    def work(self) -> Work:
-        return self._work
-
-    def is_inherited(self) -> bool:
-        return self._work.is_inherited
-
     def submit(self, item: Any) -> None:
         self._queue.submit(item, type(item) in PLAIN_TYPES)
-        self._work.start_thread()  # Ctrl-C may interrupt this call when the item has been added
+        self.work.start_thread()  # Ctrl-C may interrupt this call when the item has been added
 
     def wait(self) -> None:
-        if not self._work.threads and not self.closed:
-            self._work.start_thread()  # starts the first thread if its start was interrupted
+        if not self.work.threads and not self.closed:
+            self.work.start_thread()  # starts the first thread if its start was interrupted
         self._queue.wait()
 
     def close(self) -> None:
@@ -109,8 +101,8 @@ class Pool:
         Items that wait for a call are kept, so that a state can contain them. This method may be called repeatedly,
         from any thread, and by the garbage collector.
         """
-        self._work.close()
-        if self.is_inherited():
+        self.work.close()
+        if self.work.is_inherited:
             return
         error = self.source_error
         if error is not None:
@@ -140,7 +132,7 @@ class Pool:
         try:
             if not hold.wait(patience):
                 raise TimeoutError(
-                    f"the state of ThreadPoolMapper cannot be saved: {self._work.function!r} has worked on one item "
+                    f"the state of ThreadPoolMapper cannot be saved: {self.work.function!r} has worked on one item "
                     f"for {patience:g} s; find out what blocks it, or raise ThreadPoolMapper.patience"
                 )
             slots = self._queue.slots()

@@ -65,7 +65,7 @@ class _Results(Iterator[Any]):
         pool = self._pool
         if pool.rest is not None:
             pool.resume()
-        if not pool.is_inherited():
+        if not pool.work.is_inherited:
             self._read_ahead(self._ahead)
             if not len(pool):
                 self._end()
@@ -232,7 +232,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         super().reset()
 
     def _threads_at_work(self) -> Work | None:
-        return None if self._pool is None or self._pool.is_inherited() else self._pool.work
+        return None if self._pool is None or self._pool.work.is_inherited else self._pool.work
 
     def _close_pool(self) -> None:
         pool, self._pool = self._pool, None
@@ -242,7 +242,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     def state_dict(self) -> dict[str, Any]:
         if self._restored is not None:
             return self._restored
-        if self._pool is None or self._pool.is_inherited():
+        if self._pool is None or self._pool.work.is_inherited:
             return {"tasks": [], "error": None}
         return {"tasks": self._pool.entries(self.patience), "error": self._pool.source_error}
 
