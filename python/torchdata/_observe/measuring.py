@@ -51,7 +51,7 @@ class Measuring:
 
     def __init__(self, loader: Any, rank: int | None = None) -> None:
         if not callable(getattr(loader, "stats", None)):
-            raise TypeError(f"metrics can only be read from a DataLoader2, but got {loader!r}")
+            raise TypeError(f"metrics can only be read from a loader with `stats()`, but got {loader!r}")
         self._loader = loader
         self._rank = rank
         self._last: LoaderStats | None = None

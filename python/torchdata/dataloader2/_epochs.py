@@ -232,7 +232,7 @@ class EpochRun:
             tracker.load_between(between.between(pipeline.contract, keeps=lasts(pipeline.datapipe)))
         if pipeline.skips:
             is_resumed = position is not None and position.received
-            of = f"items of {'the rest of ' if is_resumed else ''}this epoch"
+            of = f"of the items of {'the rest of ' if is_resumed else ''}this epoch"
             self._counted = self.recorder.reading() if self.recorder.board is not None else None, of
         self.epochs += 1
         tracker.begin(position, strict)

@@ -118,7 +118,7 @@ class Tracker:
         """
         if not self._run.is_iterating:
             if items_ago:
-                raise ValueError(f"items_ago must be 0, because no epoch has begun, but got {items_ago}")
+                raise ValueError(f"items_ago must be 0, because no epoch is running, but got {items_ago}")
             return self._between()
         mark, received = self._taken(items_ago, looks)
         output, seconds = self.output, self._seconds_before + time.monotonic() - self._since
@@ -165,8 +165,8 @@ class Tracker:
         received = self._delivery.received - items_ago
         if received < 0:
             raise ValueError(
-                f"the state of {items_ago} items ago was requested, but only {self._delivery.received} items were "
-                "delivered since the epoch began or the state was loaded"
+                f"items_ago={items_ago} exceeds the number of items that were delivered since the epoch began or the "
+                f"state was loaded, {self._delivery.received}"
             )
         if self._only_counts and self.output is not None:
             workers = self.output.position(received)

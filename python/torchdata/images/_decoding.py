@@ -282,7 +282,7 @@ def read(data: Any) -> tuple[Any, str]:
     if not isinstance(content, (bytes, bytearray, memoryview)):
         raise TypeError(f"an image is given as bytes, a path or a file that is open for reading bytes, not as {name}")
     if len(content) == 0:
-        raise ValueError(f"{name} cannot be decoded as an image: it is empty")
+        raise ValueError(f"{name} cannot be decoded: it is empty")
     return content, name
 
 
@@ -311,7 +311,7 @@ def _decoding(name: str) -> Iterator[None]:
         what = str(error) or type(error).__name__
         if isinstance(error, module.UnidentifiedImageError):
             what = "Pillow does not support its format"
-        raise ValueError(f"{name} cannot be decoded as an image: {what}") from error
+        raise ValueError(f"{name} cannot be decoded: {what}") from error
 
 
 def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, name: str, out: Any) -> None:

@@ -161,7 +161,7 @@ def _mark(*states: Any) -> int:
 
 def parse(state: Any) -> EpochState:
     if not isinstance(state, dict):
-        raise TypeError(f"the state of a StatefulDataLoader is a dict, but this is a {type(state).__name__}")
+        raise TypeError(f"the state of a StatefulDataLoader is a dict, but got {type(state).__name__}")
     if "_snapshot" not in state and "_num_yielded" not in state:
         within = [key for key, value in state.items() if isinstance(value, dict) and not _KINDS.isdisjoint(value)]
         part = f"state[{within[0]!r}]" if within else "what state_dict() returned"

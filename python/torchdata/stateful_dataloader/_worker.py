@@ -308,10 +308,10 @@ class Job(Program):
         """Returns the error for an exited worker. The message contains PyTorch's words, because existing programs
         search for them."""
         error = super().exit_error(process, worker, text, item)
-        text = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {error}"
-        if process.exitcode is not None and process.exitcode < 0:
-            text += f". DataLoader worker (pid {process.pid}) is killed by signal: {strsignal(-process.exitcode)}."
-        return WorkerExitedError(text, worker, process.exitcode, cls.stage, item)
+        text, code = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {error}", process.exitcode
+        if code is not None and code < 0:
+            text = f"{text.rstrip('.')}. DataLoader worker (pid {process.pid}) is killed by signal: {strsignal(-code)}."
+        return WorkerExitedError(text, worker, code, cls.stage, item)
 
 
 class Batches(Iterator[Unit]):

@@ -224,7 +224,7 @@ def test_a_generator_among_the_items_leads_to_flatmap() -> None:
     pipe = IterableWrapper(range(8)).sharding_filter().map(yields_twice)
     with DataLoader2(pipe, num_workers=1) as loader, pytest.raises(TypeError) as caught:
         list(loader)
-    assert "pass a function that yields to `.flatmap(fn)` instead of `.map(fn)`" in caught.value.__notes__[0]
+    assert "pass the function to `.flatmap(fn)` instead of `.map(fn)`" in caught.value.__notes__[0]
 
 
 def test_an_error_explains_where_to_define_a_function_that_is_below_the_main_guard(tmp_path: Path) -> None:

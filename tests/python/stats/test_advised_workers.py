@@ -75,9 +75,9 @@ def test_no_more_workers_are_advised_than_keep_the_cores_busy(counted):
     words = str(diagnose(seen(counted["computes"], cores=8)))
     assert "Use 8 workers, which keep the 8 cores busy: more would not be faster." in words
     words = str(diagnose(seen(counted["computes"], cores=8, step=0.0015)))
-    assert "With 7 workers or a computes of 3 ms the training step (1.5 ms) would be the limit." in words
+    assert "With 7 workers, or if computes took 3 ms, the training step (1.5 ms) would be the limit." in words
     words = str(diagnose(seen(counted["computes"], cores=2, step=0.0015)))
-    assert words.endswith("With a computes of 3 ms the training step (1.5 ms) would be the limit.")
+    assert words.endswith("If computes took 3 ms, the training step (1.5 ms) would be the limit.")
     words = str(diagnose(seen(counted["computes"], cores=1, workers=2)))
     assert "The only core is busy with 2 workers" in words
     stats = seen(counted["computes"], cores=2)
@@ -98,7 +98,7 @@ def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
 def test_computing_during_the_start_does_not_count_as_work(counted):
     words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, startup=0.6)))
     assert words.endswith(
-        "With 25 workers the training step (400 µs) would be the limit if the pipes mostly wait; if they compute, "
+        "With 25 workers the training step (400 µs) would be the limit if workers mostly wait; if they compute, "
         "2 workers keep the 2 cores busy."
     )
 

@@ -49,7 +49,7 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
 def _why_unsendable(obj: Any) -> str:
     remedy = "yield what can be pickled, and open files, locks and connections in the process that uses them"
     if inspect.isgenerator(obj):
-        remedy = "pass a function that yields to `.flatmap(fn)` instead of `.map(fn)`, or return a list"
+        remedy = "return a list, or, with pipes, pass the function to `.flatmap(fn)` instead of `.map(fn)`"
     kind = type(obj).__qualname__
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 

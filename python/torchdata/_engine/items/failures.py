@@ -86,9 +86,9 @@ def _as_error(error: BaseException, text: str, where: str) -> RuntimeError:
 
 
 _ADVICE = {
-    "SystemExit": "a function of the pipeline called sys.exit(), which cannot end the program from there; raise an "
+    "SystemExit": "a function that loads items called sys.exit(), which cannot end the program from there; raise an "
     "Exception to report an error, and leave the loop over the loader to end it",
-    "StopIteration": "this exception does not end a pipeline; let the source end, or drop items by `filter`",
+    "StopIteration": "this exception does not end an epoch; return from `__iter__` of the source or dataset to end it",
 }
 
 

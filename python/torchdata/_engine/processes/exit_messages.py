@@ -26,7 +26,7 @@ _LIMITS = (
 
 _BY_SIGNAL = {
     "SIGKILL": "the kernel kills processes when memory runs out (see dmesg): use fewer workers, smaller prefetch "
-    "counts or a memory_budget",
+    "counts or, in DataLoader2, a memory_budget",
     "SIGSEGV": "a native library in its pipes crashed: run with PYTHONFAULTHANDLER=1 to see where",
     "SIGABRT": "a native library aborted the process, as this package does when memory runs out (ulimit -v, or the "
     "container's limit): see the output above, use fewer workers or smaller items; PYTHONFAULTHANDLER=1 "
@@ -39,7 +39,8 @@ _BY_SIGNAL = {
 def exit_message(child: Any) -> str:
     """`child` is a `ChildProcess`."""
     how, advice = how_it_exited(child)
-    return f"{how}; {advice}. The items that it had sent were delivered, unless an earlier item is missing."
+    sent = ". The items that it had sent were delivered, unless an earlier item is missing."
+    return f"{how}; {advice}{sent if child.exitcode != NO_GUARD else ''}"
 
 
 def how_it_exited(child: Any) -> tuple[str, str]:

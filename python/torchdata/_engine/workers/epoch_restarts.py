@@ -114,7 +114,7 @@ class EpochRestarts(Restarts):
                     if time.monotonic() >= deadline:
                         raise TimeoutError(
                             f"{members.names[index]} did not reach the end of the last epoch within "
-                            f"{REPEATED:.0f} s, because one of its pipes hangs"
+                            f"{REPEATED:.0f} s, because a pipe is slow or hangs"
                         )
 
     def look_at_all(self, index: int) -> Callable[[], None]:

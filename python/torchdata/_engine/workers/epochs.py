@@ -230,7 +230,7 @@ class Children(Group):
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
                         raise TimeoutError(
-                            f"{self._names[index]} executed no command within {ANSWER_TIMEOUT:.0f} s: a pipe is stuck"
+                            f"{self._names[index]} executed no command for {ANSWER_TIMEOUT:.0f} s: it is slow or hangs"
                         )
         finally:
             self.collector.relieve(True)
@@ -276,8 +276,7 @@ class Children(Group):
                     began = self._end_if_it_hangs(index, began)
                     continue
                 raise TimeoutError(
-                    f"{self._names[index]} has read no command for {self._timeout:g} s (the `timeout` of the "
-                    "reading service): a pipe is stuck in one item, or the process was stopped"
+                    f"{self._names[index]} read no command for {self._timeout:g} s (`timeout`): it is stuck or stopped"
                 ) from None
 
     def _look_at(self, index: int) -> Callable[[], object]:

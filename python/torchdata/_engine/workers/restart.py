@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from multiprocessing.context import BaseContext
@@ -29,6 +28,7 @@ from torchdata._engine.workers.child import run_child
 from torchdata._engine.workers.hangs import Hangs
 from torchdata._engine.workers.members import Members
 from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
+from torchdata._reporting import warn_outside
 
 ROOM = 3.0
 SHORT_INTERVAL = 0.01
@@ -159,8 +159,8 @@ class Restarts:
         where = f"at {'its' if is_worker else 'the'} {kind.item} number {item} (counted from 0{kind.counted})"
         if is_final:
             text = (
-                f"{how} {where}, in attempt {exits} to compute it; {advice}. The code that computes this {kind.item} "
-                f"ends its process each time: leave the {kind.item} out, or correct the {kind.to_correct}{stack}"
+                f"{how} {where}, in attempt {exits} to compute it; {advice}. No attempt to compute this {kind.item} "
+                f"has succeeded: leave the {kind.item} out, or correct the {kind.to_correct}{stack}"
             )
         elif self._shutdown.has_begun:
             text = f"{how} {where} while the loader was shut down; {advice}"
@@ -190,11 +190,10 @@ class Restarts:
             queued, self._queued = self._queued, []
             all_of_them = ": all processes were replaced" if len(indices) > len(queued) else ""
             for words, why, stack in queued:
-                warnings.warn(
+                warn_outside(
                     f"{words}. A new process replaced it within {1000 * took:.0f} ms{all_of_them}; "
                     f'no item is lost, because {why}="restart"{stack}',
                     RuntimeWarning,
-                    stacklevel=2,
                 )
         made, self._made = self._made, None
         return made

@@ -185,7 +185,8 @@ def attach(pid: int | None = None) -> list[Attached]:
     """Like `find`, but also accepts the process id of a worker."""
     found = find(pid)
     if not found and pid is not None:
-        found = [one for one in find(stat_fields(pid)[1]) if pid in _pids(one)]
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # the parent may be another user's process
+            found = [one for one in find(stat_fields(pid)[1]) if pid in _pids(one)]
     if not found:
         processes = "this user" if pid is None else f"process {pid}"
         raise NoLoaderError(

@@ -127,8 +127,8 @@ def _words(
     where, answer = current_frame(fault.pid, page["signal"], page["stack"]) if ask is None else ask(page)
     return (
         f"no item has come for {duration(waited)}: {waits}, which is {fault.state}{runs}. "
-        f"{fault.called} (pid {fault.pid}) is {where}. If it hangs, {AFTER_FORK + '; ' if children.is_forked else ''}"
-        f"{AT_HANGS}.\n{answer}"
+        f"For the kernel, it (pid {fault.pid}) is {where}. If it hangs, "
+        f"{AFTER_FORK + '; ' if children.is_forked else ''}{AT_HANGS}.\n{answer}"
     )
 
 

@@ -225,12 +225,12 @@ def full_memory(stats: LoaderStats) -> Verdict | None:
         return None
     what = []
     if stats.copied_bytes:
-        what.append(f"{size(stats.copied_bytes)} were copied because items in your program take more than half of it")
+        what.append(f"{size(stats.copied_bytes)} were copied, because your program keeps items in more than half of it")
     if stats.fragments:
         what.append(f"{stats.fragments} fragments were sent without it because it had no free space")
     return Verdict(
         "memory",
-        f"The memory budget of {size(stats.shared_memory_limit)} is full: of {size(stats.bytes)} "
+        f"The memory budget of {size(stats.shared_memory_limit)} is full: of {size(stats.bytes)}, "
         f"{', and '.join(what)}. {advice_for(stats).memory}",
         process="main",
     )
@@ -356,10 +356,10 @@ def idle_workers(stats: LoaderStats) -> Verdict | None:
         return None
     return Verdict(
         "idle workers",
-        f"{len(idle)} of {len(stats.workers)} workers received no items: `ShardingFilter` divides {most} items among "
-        f"the workers, and all of them go to {', '.join(worker.name for worker in stats.workers if worker.items)}. "
-        "Make blocks smaller (ShardingPolicy(block=1)), use fewer workers, or shard after the pipe that makes several "
-        "items from each one.",
+        f"{len(idle)} of {len(stats.workers)} workers received no items: `ShardingFilter` divides "
+        f"{_counted(most, 'item')} among the workers, and all go to "
+        f"{', '.join(worker.name for worker in stats.workers if worker.items)}. Make blocks smaller "
+        "(ShardingPolicy(block=1)), use fewer workers, or shard after the pipe that makes several items from each one.",
         idle[0].name,
     )
 
@@ -532,7 +532,7 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
     allowed = step * now - (each - per_item)
     faster = allowed * worker.items / worst.items_out
     name = worst.name.partition("(")[2].rstrip(")") or worst.name
-    cheaper = f"{'an' if name[:1].upper() in 'AEIO' else 'a'} {name} of {duration(faster)}"
+    cheaper = f"{name} took {duration(faster)}"
     possible = faster > WITHIN_REACH * (worst.seconds_per_item or 0.0)
     _, fit = workers_that_fit(stats)
     if min(needed, fit) > MOST_WORKERS:
@@ -542,8 +542,8 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
         text = f" {cores} busy with {_counted(now, 'worker')}: more would not be faster."
         if fit > now:
             text = f" Use {fit:.0f} workers, which keep the {stats.cores} cores busy: more would not be faster."
-        return f"{text} {f'With {cheaper} {_limit(step)}' if possible else f'Make {name} cheaper, or use more cores'}."
-    return _with_workers(stats, needed, f"{needed} workers{f' or {cheaper}' if possible else ''}")
+        return f"{text} {f'If {cheaper}, {_limit(step)}' if possible else f'Make {name} cheaper, or use more cores'}."
+    return _with_workers(stats, needed, f"{needed} workers{f', or if {cheaper},' if possible else ''}")
 
 
 def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
@@ -552,7 +552,7 @@ def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
     if workers <= surely:
         return f"{text}."
     keep = f"{_counted(stats.cores, 'worker')} {'keeps' if stats.cores == 1 else 'keep'}"
-    return f"{text} if the pipes mostly wait; if they compute, {keep} the {_counted(stats.cores, 'core')} busy."
+    return f"{text} if workers mostly wait; if they compute, {keep} the {_counted(stats.cores, 'core')} busy."
 
 
 def _limit(step: float | None) -> str:

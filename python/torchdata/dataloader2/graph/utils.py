@@ -285,7 +285,7 @@ def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
 def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
     if not any(pipe is datapipe for pipe in pipes):
         raise ValueError(
-            f"{with_type(datapipe)} is not a pipe of this graph of {len(pipes)} pipes; if the pipes have changed, "
+            f"{datapipe!r} is not one of the {len(pipes)} pipes of this graph; if the pipes have changed, "
             "build the graph again with traverse_dps"
         )
 

@@ -248,8 +248,8 @@ class GraphProgram(EpochProgram):
         from torchdata._by_value import dumps
 
         return (
-            f"{why_not(self.datapipe, 'pickled', dumps, error)}. Start method {start_method!r} needs this: open files, "
-            "locks and connections in the worker, inside `__iter__`, or leave them out by `__getstate__`"
+            f"{why_not(self.datapipe, 'pickled', dumps, error)}. Start method {start_method!r} pickles it: create "
+            "files, locks and connections in the worker, inside `__iter__`, or leave them out by `__getstate__`"
         )
 
     def replicas(self, count: int) -> list[EpochProgram]:

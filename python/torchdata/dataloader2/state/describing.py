@@ -57,7 +57,7 @@ def _shards(workers: WorkersPosition) -> Iterator[str]:
     for number, shard in enumerate(workers.shards):
         (received, _), snapshot = shard.received, shard.snapshot
         if snapshot is None:
-            yield f"shard {number}: {_items(received)} delivered, all to be recomputed"
+            yield f"shard {number}: {_items(received)} delivered{', all to be recomputed' if received else ''}"
             continue
         again = received - snapshot[0][0]
         yield f"shard {number}: {_items(received)} delivered, the last {again} to be recomputed"

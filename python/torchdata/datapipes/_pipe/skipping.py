@@ -130,7 +130,7 @@ def table_of(skipped: dict[tuple[str, str], int]) -> str:
     return "\n".join(f"  {count:>{width}} x {kind} in {location}" for (kind, location), count in rows)
 
 
-def report(skipped: dict[tuple[str, str], int], of: str = "items of this epoch") -> None:
+def report(skipped: dict[tuple[str, str], int], of: str = "of the items of this epoch") -> None:
     if skipped:
         text = f"on_error has skipped {sum(skipped.values())} {of}:\n{table_of(skipped)}"
         warn_outside(text, RuntimeWarning)

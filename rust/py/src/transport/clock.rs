@@ -87,8 +87,8 @@ impl Clock {
         match self.limit {
             Some(limit) if self.hang.is_some() => self.report_hang(py, peer, paused, waited, limit),
             Some(limit) if waited >= limit => Err(PyTimeoutError::new_err(format!(
-                "no item came from {} {} within {} s (the `timeout` of the reading service); its pipe is slower than that, \
-                 is stuck, or recomputes items to resume from a state; a larger `timeout` gives it more time",
+                "no item came from {} {} within {} s (`timeout`); it, or a process that it waits for, is slower \
+                 than that, is stuck, or recomputes items to resume from a state; a larger `timeout` gives it more time",
                 self.name,
                 peer.map_or("?".to_owned(), |peer| peer.to_string()),
                 limit.as_secs_f64(),

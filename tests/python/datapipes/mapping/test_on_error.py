@@ -179,7 +179,7 @@ def test_the_loader_reports_the_skipped_items_of_all_workers_once_per_epoch(meth
             with pytest.warns(RuntimeWarning) as shown:
                 assert list(loader) == [1] * 20
             assert [str(one.message) for one in shown] == [
-                "on_error has skipped 20 items of this epoch:\n  20 x ValueError in Mapper(strict_int)"
+                "on_error has skipped 20 of the items of this epoch:\n  20 x ValueError in Mapper(strict_int)"
             ]
         state, iterator = None, iter(loader)
         for _ in range(10):

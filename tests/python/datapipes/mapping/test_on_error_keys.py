@@ -131,13 +131,13 @@ def test_the_log_names_the_worker_and_a_set_of_its_keys_lists_each_broken_sample
     pipe = rows.map(half).on_error("skip", log=tmp_path / "log")
     with DataLoader2(pipe, num_workers=2) as loader:
         for _ in range(2):
-            with pytest.warns(RuntimeWarning, match="has skipped 3 items"):
+            with pytest.warns(RuntimeWarning, match="has skipped 3 of the items"):
                 list(loader)
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [line["worker"] for line in lines] == [0] * 6
     assert [line["epoch"] for line in lines] == [0, 0, 0, 1, 1, 1]
     assert sorted({line["key"] for line in lines}) == ["n=0, of=0", "n=4, of=0", "n=8, of=0"]
-    with pytest.warns(RuntimeWarning, match="has skipped 3 items"):
+    with pytest.warns(RuntimeWarning, match="has skipped 3 of the items"):
         list(pipe)
     last = json.loads((tmp_path / "log").read_text().splitlines()[-1])
     assert last["worker"] is last["epoch"] is None
@@ -173,7 +173,7 @@ def test_the_log_names_the_epoch_of_the_loader(tmp_path, workers, where):
     for _ in range(2):
         with DataLoader2(pipe, num_workers=workers) as loader:
             for _ in range(2):
-                with pytest.warns(RuntimeWarning, match="has skipped 2 items"):
+                with pytest.warns(RuntimeWarning, match="has skipped 2 of the items"):
                     list(loader)
     lines = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [(line["epoch"], line["key"]) for line in lines] == [

@@ -32,7 +32,7 @@ ENDS = (Exception, SystemExit)
 def is_planned(error: BaseException) -> bool:
     if isinstance(error, SystemExit):
         return error.code == EXIT_CODE
-    return isinstance(error, (Bad, Odd)) or "a function of the pipeline called sys.exit()" in str(error)
+    return isinstance(error, (Bad, Odd)) or "a function that loads items called sys.exit()" in str(error)
 
 
 def number_of(item: Any) -> int:

@@ -101,7 +101,7 @@ def parse_graph(state: Any, allow_pickle: bool = True) -> list[PipeEntry]:
     False. The error message names the pipe and the field."""
     version = state.get("version") if isinstance(state, dict) else state
     if version != STATE_VERSION or type(version) is not int:
-        raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
+        raise ValueError(f"this is not a pipe state of version {STATE_VERSION}, but has version {version!r}")
     entries = state.get("pipes")
     if not isinstance(entries, list):
         raise ValueError(f"the pipes of this pipe state are of type {type(entries).__name__}")

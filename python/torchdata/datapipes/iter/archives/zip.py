@@ -43,6 +43,8 @@ class _ZipArchive(IndexedArchive):
 
     def open_entry(self, index: int) -> Any:
         info = self.zip.infolist()[index]
+        if info.flag_bits & 1 and not self.zip.pwd:
+            raise RuntimeError(f"its member {shown(info.filename)} needs a password; extract the archive first")
         stored = info.compress_type == zipfile.ZIP_STORED
         try:
             file_obj = self.zip.open(info)

@@ -245,7 +245,7 @@ class _CSV(_Text):
             self._make_reader(iter(()), None)
         except (TypeError, csv.Error) as error:
             raise TypeError(
-                f"{type(self).__name__}: {error}; all other options must be options of Python's csv module"
+                f"{type(self).__name__}: {error} (in Python's csv module, which receives all other options)"
             ) from error
 
     def _make_reader(self, lines: Iterator[Any], point: dict[str, Any] | None) -> Any:
