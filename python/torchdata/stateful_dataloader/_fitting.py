@@ -166,6 +166,10 @@ def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
         raise ValueError(order)
     if size:
         raise ValueError(size)
+    if loader._dataset_kind == 1 and any(
+        one and isinstance(one.since, list) and (one.is_of_dataset or state.workers) for one in state.positions
+    ):
+        raise ValueError("the state is damaged: 'fetcher_state' is None, but the dataset of the loader is iterable")
     _check_epoch(state, loader, strict)
     _check_workers(state, loader)
     return state

@@ -7,11 +7,10 @@ generators and worker info are restored.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch.utils.data import IterDataPipe, MapDataPipe, default_collate, default_convert
@@ -19,7 +18,7 @@ from torch.utils.data import IterDataPipe, MapDataPipe, default_collate, default
 from torchdata._native import SharedIterator
 from torchdata._observe.stats.counting import Counting
 from torchdata.dataloader2.graph.settings import random_pipes
-from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
+from torchdata.datapipes._pipe.exchanging import Exchanged, ShardGlobals, one_at_a_time
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.stateful_dataloader._drawing import Drawing
 from torchdata.stateful_dataloader._fetching import NOTHING
@@ -44,6 +43,7 @@ from torchdata.stateful_dataloader._with_workers import WorkersIterator
 from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, News, ShardReader
 
 _NONE = object()
+_T = TypeVar("_T")
 
 
 class InProcessIterator(SharedIterator, StatefulIterator):
@@ -250,7 +250,6 @@ class LocalPool:
         self._shards: list[ShardReader] = []
         self._units: list[Batches] = []
         self._program = ShardGlobals()
-        self._running: ShardReader | None = None
         self.turn = 0
         self._ended: set[int] = set()
         #: For each shard with a stateful dataset, the snapshot from before the first batch of the epoch.
@@ -258,45 +257,25 @@ class LocalPool:
         self.is_ending = False
         self.counting: Counting | None = None
 
-    @contextlib.contextmanager
-    def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Within this context, the global generators and the worker info belong to `shard`. If `shard` is None, the
-        caller creates a shard within the context. Callers must enter `self._program` first, because its native
-        `__exit__` restores the program's generators even after Ctrl-C."""
-        self._running, self._program.other = shard, None if shard is None else shard.globals
-        try:
-            if shard is not None:
-                shard.globals.enter()
-            yield
-        finally:
-            if self._running is not None and not self._running.globals.is_away:
-                self._running.globals.leave()
-            self._program.enter()
-
-    @contextlib.contextmanager
-    def outside(self) -> Iterator[None]:
-        """Within this context, the generators and the worker info belong to the program."""
+    def in_program(self, function: Callable[[], _T]) -> _T:
+        """Calls `function` with the generators and the worker info of the program, even if a signal handler interrupts
+        an exchange of globals."""
         with one_at_a_time():
-            shard = self._running
-            if shard is None or not self._program.is_away:
-                yield
-                return
-            shard.globals.leave()
-            self._program.enter()
-            try:
-                yield
-            finally:
-                self._program.leave()
-                shard.globals.enter()
+            if not self._program.is_away:
+                return function()
+            with ShardGlobals() as found, Exchanged(found, self._program):
+                return function()
 
     def begin(self, ahead: int, shared_seed: int | None, positions: list[Any], fresh: bool, first: int) -> None:
         self.turn = first
         for number, position in enumerate(positions):
-            with one_at_a_time(), self._program, self._entered(None):
+            created = ShardGlobals()
+            with one_at_a_time(), self._program, Exchanged(self._program, created):
                 job = self._job.copied()
                 if job.reading.collate_fn in (default_collate, default_convert):
                     job.reading.collate_fn = _Unseen(job.reading.collate_fn)
-                self._running = shard = ShardReader(job, number, self.counting)
+                shard = ShardReader(job, number, self.counting)
+                shard.globals = created
                 self._shards.append(shard)
                 units = shard.begin_epoch(True, shared_seed, fresh, EpochStart(position))
                 self._units.append(units)
@@ -309,7 +288,7 @@ class LocalPool:
             if not left:
                 raise StopIteration
             number = ([one for one in left if one >= self.turn] or left)[0]
-            with one_at_a_time(), self._program, self._entered(self._shards[number]):
+            with one_at_a_time(), self._program, Exchanged(self._program, self._shards[number].globals):
                 reader = self._shards[number].reader
                 assert reader is not None
                 reader.prepare(partial(self._return_to, reader, number))
@@ -366,5 +345,4 @@ class ShardsInProcessIterator(WorkersIterator):
         return unit
 
     def state_dict(self) -> dict[str, Any]:
-        with self._pool.outside():
-            return super().state_dict()
+        return self._pool.in_program(super().state_dict)

@@ -107,6 +107,11 @@ def test_ctrl_c_at_each_call_neither_loses_nor_repeats_a_batch_of_shards_in_this
     assert check_each_call(lambda: loaded(Managed(stream(5), 2), state), 31) > 20
 
 
+def test_a_state_saved_at_each_call_is_exact_and_does_not_change_the_random_numbers_of_shards_in_this_process() -> None:
+    state = saved_at(StatefulDataLoader(EpochAtEnd(5, "all"), 2, num_workers=2), 0, 1)
+    assert check_states_at_each_call(lambda: loaded(Managed(EpochAtEnd(5, "all"), 2), state), 11) > 20
+
+
 @pytest.mark.parametrize("kind", SMALL)
 def test_without_workers_ctrl_c_at_each_call_neither_loses_nor_repeats_a_batch(kind: str) -> None:
     assert check_each_call(SMALL[kind], 7) > 20

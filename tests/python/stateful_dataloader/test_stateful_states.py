@@ -161,7 +161,7 @@ def damaged(state: Any, path: tuple[Any, ...], value: Any) -> Any:
 
 def test_counts_out_of_range_are_refused_by_name() -> None:
     workers = state_after(3, Stream(), num_workers=2)
-    alone = state_after(3, range(40), shuffle=True)
+    alone, stream = state_after(3, range(40), shuffle=True), state_after(3, Stream())
     main = ("_snapshot", "_main_snapshot")
     cases: list[tuple[Any, tuple[Any, ...], Any]] = [
         *((workers, ("_steps_since_snapshot",), value) for value in (10**12, -1)),
@@ -173,11 +173,13 @@ def test_counts_out_of_range_are_refused_by_name() -> None:
         *((alone, ("_num_yielded",), value) for value in (10**12, -1)),
         (alone, ("_torchdata_rs", 0, "generators", "now"), {"own": 5}),
         (alone, ("_sampler_iter_yielded",), 1.5),
+        (stream, ("fetcher_state",), None),
+        (workers, ("_snapshot", "_worker_snapshots", "worker_1", "fetcher_state"), None),
     ]
     for state, path, value in cases:
-        loader = StatefulDataLoader(range(40), batch_size=2)
+        loader = StatefulDataLoader(range(40) if state is alone else Stream(), batch_size=2)
         with pytest.raises(ValueError, match=str(path[-1])):
-            loader.load_state_dict(damaged(state, path, value))
+            iter(loaded(loader, damaged(state, path, value)))
 
 
 def test_a_state_that_counts_more_items_than_exist_raises_an_error() -> None:

@@ -1,5 +1,6 @@
 """Presses Ctrl-C at random moments, from a separate process."""
 
+import collections
 import contextlib
 import os
 import pickle
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from handlers import handling
 from waiting import wait_for
 
 PRESSER = """
@@ -146,8 +148,8 @@ class SavingAtCall(AtCall):
 
 
 def check_states_at_each_call(build: Callable[[], Any], step: int) -> int:
-    """Saves a state at each `step`-th function call of an epoch, and resumes from each state. Returns the number of
-    states."""
+    """Saves a state in a signal handler at each `step`-th function call of an epoch, and resumes from each state.
+    Returns the number of states."""
     with build() as made:
         epochs = [[*map(repr, made)] for _ in range(2)]
     number = 0
@@ -155,17 +157,15 @@ def check_states_at_each_call(build: Callable[[], Any], step: int) -> int:
         number += step
         got: list[Any] = []
         with build() as made:
-            iterator = iter(made)
-            saving = SavingAtCall(made, number)
-            sys.setprofile(saving)
-            for item in iterator:
-                if saving.state is not None:
-                    break
-                got.append(item)
-            sys.setprofile(None)
+            iterator, saving = iter(made), SavingAtCall(made, 0)
+            with handling(lambda *_, got=got, saving=saving: got.append(saving.act()), signal.SIGINT):
+                sys.setprofile(AtCall(number))
+                collections.deque(map(got.append, iterator), 0)
+                sys.setprofile(None)
         if saving.state is None:
             return number // step - 1
-        position = len(got)
+        position = got.index(None)  # `act` returns None
+        assert [repr(item) for item in got if item is not None] == epochs[0], f"after a state at call {number}"
         if position < len(epochs[0]):
             with build() as other:
                 other.load_state_dict(saving.state)

@@ -90,6 +90,9 @@ def one_at_a_time() -> AbstractContextManager[bool]:
 
 
 class ShardGlobals(SavedGlobals):
+    """The global variables of a shard or of the program. Only the native methods `save` and `load` change `is_away`, so
+    a signal handler finds the variables of this shard in the process unless `is_away` is True."""
+
     def __init__(self) -> None:
         self._others: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = ()
         self._kept: list[Any] = []
@@ -108,8 +111,8 @@ class ShardGlobals(SavedGlobals):
         global _has_exchanged
         _has_exchanged = True
         exchange, self._others = _exchange()
-        self.save(exchange)
         self._kept = [save() for save, _ in self._others]
+        self.save(exchange)
         self.is_all = is_all and not self._others
 
     def enter(self) -> bool:
@@ -118,11 +121,31 @@ class ShardGlobals(SavedGlobals):
         module: Any = sys.modules.get(_WORKER)
         if module is not None:
             module._worker_info = None  # no value was saved if another shard has imported the module
-        self.load()
-        generators.await_again(generators.awaited)
         for (_, load), saved in zip(self._others, self._kept, strict=True):
             load(saved)
+        self.load()
+        generators.await_again(generators.awaited)
         return module is not None and module._worker_info is not None
+
+
+class Exchanged:
+    """Within this context, the global variables of `entered` replace the variables of `left`.
+
+    Callers must enter the context of `left` first, because its native `__exit__` restores the variables even if Ctrl-C
+    interrupts a method of this class.
+    """
+
+    def __init__(self, left: ShardGlobals, entered: ShardGlobals) -> None:
+        self._left, self._entered = left, entered
+
+    def __enter__(self) -> None:
+        self._left.other = self._entered
+        self._entered.enter()
+
+    def __exit__(self, *_: object) -> None:
+        if not self._entered.is_away:
+            self._entered.leave()
+        self._left.enter()
 
 
 _Others = Sequence[tuple[Callable[[], Any], Callable[[Any], object]]]
