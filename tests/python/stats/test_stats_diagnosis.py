@@ -79,7 +79,7 @@ def test_the_diagnosis_of_slow_loading_gives_numbers_and_a_remedy():
     assert found, text
     assert int(found[1]) > 90
     assert seconds(found[3]) == pytest.approx(items, rel=0.25)
-    advice = re.search(rf"With (\d+) workers or a decode of {TIME} the training step \({TIME}\)", text)
+    advice = re.search(rf"With (\d+) workers, or if decode took {TIME}, the training step \({TIME}\)", text)
     assert advice, text
     assert seconds(advice[3]) == pytest.approx(steps, rel=0.25)
     assert math.ceil(0.75 * items / steps) <= int(advice[1]) <= math.ceil(1.5 * items / steps)

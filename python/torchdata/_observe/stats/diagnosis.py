@@ -42,8 +42,9 @@ WITHIN_REACH = 0.1
 WORTH_A_WORKER = 2e-6
 #: Pickling and copying limit a loader only if they take at least this many seconds per item.
 WORTH_PACKING = 1e-3
-#: A forked worker should not copy more than this fraction of the memory that it has inherited.
-MOST_COPIED = 0.25
+#: A forked worker should not copy more than this fraction of the memory that it has inherited. Any worker may copy
+#: `COPIED_BY_ANY` bytes, because even a small program has many objects.
+MOST_COPIED, COPIED_BY_ANY = 0.25, 32 << 20
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def with_copied_memory(verdict: Verdict, stats: LoaderStats, inherited: int) -> 
         size_of_all, proportional = anonymous_memory(worker.pid)
         shared = min(size_of_all, (size_of_all - proportional) * (len(workers) + 1) // len(workers))
         copied = max(copied, min(size_of_all, inherited) - shared)
-    if copied <= MOST_COPIED * inherited:
+    if copied <= max(MOST_COPIED * inherited, COPIED_BY_ANY):
         return verdict
     text = (
         f"{verdict.text} A worker has copied {size(copied)} of the {size(inherited)} that it inherited from the main "
