@@ -166,7 +166,7 @@ def test_a_pipe_that_does_not_pickle_is_named_with_its_attribute_unless_workers_
     pipe = HoldsLock().open().map(identity)
     with (
         loader(pipe, multiprocessing_context="spawn") as dl,
-        pytest.raises(TypeError, match="its attribute 'guard' .*open files, locks and connections in"),
+        pytest.raises(TypeError, match="its attribute 'guard' .*create files, locks and connections in"),
     ):
         next(iter(dl))
     with loader(pipe, 1) as dl:
