@@ -162,7 +162,7 @@ ORPHAN = """
     [
         (
             "any",
-            "1 None worker process 1 .* exited; the cause is not known, because the process that forked it, .*ulimit -u",
+            "1 None worker process 1 .* exited; the cause is not known, because the process that forked it.*ulimit -u",
         ),
         ("first", "1 -9 worker process 1 .* was killed by SIGKILL"),
     ],
