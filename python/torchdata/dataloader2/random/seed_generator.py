@@ -95,7 +95,7 @@ class SeedGenerator(_native.SeedGenerator):
 
     @classmethod
     def imported(cls, state: bytes) -> SeedGenerator:
-        """Returns a generator that draws the same seeds as the generator whose state was exported.
+        """Returns a generator that draws the same seeds as the exported generator.
 
         Args:
             state: the bytes that `exported` returned.

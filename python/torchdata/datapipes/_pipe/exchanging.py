@@ -85,7 +85,7 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def one_at_a_time() -> AbstractContextManager[bool]:
-    """Returns a context in which no other thread can switch the global variables to another shard."""
+    """Within the returned context, no other thread can switch the global variables to another shard."""
     return _turn
 
 
