@@ -23,11 +23,11 @@ import struct
 import sys
 import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from types import FunctionType, NoneType
 from typing import Any
 
 from torchdata._bounded_pickles import pickle_file
+from torchdata._handlers import FailuresSuppressed
 from torchdata._native import check_plain_pickle
 
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -257,7 +257,7 @@ def _are_immutable(values: Any) -> bool:
 
 def _pickled(values: dict[str, Any], owner: str) -> bytes:
     if not any(map(_holds_error, values.values())):
-        with suppress(Exception):
+        with FailuresSuppressed():
             with pickle_file() as file:
                 pickle.Pickler(file, protocol=5).dump(values)
             return file.getvalue()
@@ -284,11 +284,10 @@ def _holds_error(value: Any) -> bool:
 def _pickles(value: Any) -> bool:
     from torchdata._by_value import dumps
 
-    try:
+    with FailuresSuppressed():
         dumps(value)
-    except Exception:
-        return False
-    return True
+        return True
+    return False
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:

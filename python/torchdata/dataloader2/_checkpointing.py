@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
+from torchdata._handlers import is_of_handler
 from torchdata.dataloader2._epochs import EpochRun
 from torchdata.dataloader2._rank_states import ALONE, SavedPositions
 from torchdata.dataloader2.graph import DataPipe
@@ -124,6 +125,8 @@ class StateKeeper:
             try:
                 self._before_epoch = self._loader_position(0)
             except Exception as error:
+                if is_of_handler(error):
+                    raise
                 self._before_epoch = str(error)
         try:
             run.begin()
@@ -144,6 +147,8 @@ class StateKeeper:
             try:
                 self.left = self._loader_position(0, looks=not works)
             except Exception as error:
+                if is_of_handler(error):
+                    raise
                 self.left = str(error)  # a stored exception would keep the loader's processes alive
 
     def load(self, state_dict: dict[str, Any], strict: bool, allow_pickle: bool) -> None:

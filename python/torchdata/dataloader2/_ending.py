@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torchdata._handlers import is_of_handler
 from torchdata._threads import end_all
 from torchdata.dataloader2._epochs import SHUT_DOWN, EpochRun, FinishedIterator
 
@@ -91,10 +92,12 @@ class Ending:
                 if pipeline.service is not None:
                     pipeline.service.finalize()
             end_all(pipeline.works(), self.patience)  # after the service, because threads may wait for its processes
-        except Exception:
-            self._set_over()
+        except Exception as error:
+            # If Ctrl-C or a signal handler interrupts the shutdown, `is_over` stays False, and the next call continues
+            # the shutdown.
+            if not is_of_handler(error):
+                self._set_over()
             raise
-        # if Ctrl-C interrupts the shutdown, `is_over` stays False, and the next call continues the shutdown
         self._set_over()
 
     def _set_over(self) -> None:

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchdata._handlers import FailuresSuppressed, is_of_handler
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.graph.utils import has_method
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
@@ -227,9 +228,10 @@ class Tracker:
                         entries[own] = PipeEntry(entries[own].type)
                     read = self._read_by_main(entries[own], output)
                     position = beginning if read is None else output.position(read)
-        except UnorderedSet:  # a second pass over the set may have another order
-            raise
         except Exception as error:  # items of pipes that cannot be saved are recomputed
+            # A second pass over a set may have another order.
+            if isinstance(error, UnorderedSet) or is_of_handler(error):
+                raise
             self.unsaved = str(error)
             return None
         if output is None:
@@ -269,10 +271,9 @@ class Tracker:
         """Returns the state that the main process's pipes keep from earlier epochs; None if these pipes keep no state,
         or the state cannot be saved."""
         self._require_no_drift()
-        try:
+        with FailuresSuppressed():
             return save_entries(self._pipeline.datapipe) if self._has_lasting() else None
-        except Exception:
-            return None
+        return None
 
     def _has_lasting(self) -> bool:
         begun = self._run.epochs if self._epochs_before is None else self._epochs_before
@@ -419,6 +420,8 @@ class Tracker:
         try:
             position = self.take(0)
         except Exception as error:
+            if is_of_handler(error):
+                raise
             self.end = str(error)  # a stored exception would keep the processes alive
             return
         # If the state of the pipes at the epoch's end could not be saved, `position` contains an earlier state. A

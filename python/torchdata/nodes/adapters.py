@@ -3,13 +3,13 @@ iterable that cannot save its position."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import Sampler, SequentialSampler
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._observe.observed import ObservedLoader
 from torchdata._reporting import warn_outside
 from torchdata._stateful import Stateful, StatefulStream, StreamState, is_stateful, load_into, steps_of
@@ -75,7 +75,7 @@ class IteratingNode(BaseNode[T]):
 
     def _begin_epoch(self) -> None:
         if self._to_drop:  # the next epoch depends on the loaded position, even if no item was read after the load
-            with contextlib.suppress(Exception):
+            with FailuresSuppressed():
                 self._arrive()
         self._num_yielded, self._started, self._to_drop = 0, False, 0
         self._digest, self._loaded_digest = self._new_digest(), None
@@ -308,7 +308,7 @@ class IterableWrapper(IteratingNode[T]):
         if initial_state is None:
             self._begin_epoch()
             if isinstance(self._stateful, PipePosition) and not self._stateful.nodes():
-                with contextlib.suppress(Exception):  # the error is raised when the program requests a state
+                with FailuresSuppressed():  # the error is raised when the program requests a state
                     self._saved = self.get_state()
         else:
             self._resume_at(StateFields("IterableWrapper", initial_state))

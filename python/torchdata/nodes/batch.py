@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torch.utils.data import default_collate
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes._pipe.explaining import not_the_end
@@ -182,7 +182,7 @@ class Unbatcher(BaseNode[T]):
         if self._skipped and initial_state is None:
             # Before a new epoch, the node first moves to an unused loaded position, because the source's next epoch may
             # depend on it.
-            with contextlib.suppress(Exception):
+            with FailuresSuppressed():
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)
         before = fields[self.SOURCE_KEY]

@@ -26,6 +26,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler, SubsetRandom
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._stateful import copied, is_same, is_stateful, load_into, state_of
 from torchdata.stateful_dataloader._drawing import Drawing, Draws, Replay
 from torchdata.stateful_dataloader._fitting import epoch_of, innermost_of, iterates_as, set_epoch, unstarted_sampler
@@ -237,7 +238,7 @@ class IndexOrder:
 
     def _own_state(self) -> Any:
         """Returns the state of a user's sampler; None if the sampler cannot save a state before its first index."""
-        with suppress(Exception):
+        with FailuresSuppressed():
             return None if self._is_known else copied(state_of(innermost_of(self._sampler)))
 
     @property

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
 from torch.utils.data.graph_settings import apply_random_seed
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._plain_pickles import seal, unseal
 from torchdata.dataloader2.graph.settings import random_pipes
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -81,8 +82,7 @@ def source_of(dataset: Any, shared_seed: Callable[[], int | None] = lambda: None
     if not isinstance(pipe, IterDataPipe) or any(is_torchs(one) or not is_restorable(one) for one in Graph(pipe)):
         return dataset
     source = PipeSource(pipe, shared_seed)
-    try:
+    with FailuresSuppressed():
         source.sealed()
-    except Exception:
-        return dataset
-    return source
+        return source
+    return dataset

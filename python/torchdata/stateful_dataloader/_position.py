@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._stateful import StreamState, copied
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._generators import Moment, encoded
@@ -76,12 +77,11 @@ class ReadingPosition(NamedTuple):
         return ReadingPosition._make([*states, *self[3:]])
 
     def frozen(self) -> bytes:
-        try:
+        with FailuresSuppressed():
             return pickle.dumps(tuple(self), protocol=5)
-        except Exception:
-            from torchdata._by_value import dumps
+        from torchdata._by_value import dumps
 
-            return dumps(tuple(self))
+        return dumps(tuple(self))
 
     @classmethod
     def thawed(cls, frozen: bytes) -> ReadingPosition:

@@ -10,7 +10,6 @@ present state might already include samples of this batch.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any
 
 from torch.utils.data import _DatasetKind
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchClock
 from torchdata._reporting import warn_outside
@@ -139,7 +139,7 @@ class EpochReader:
         self.count, self._is_over, self._is_uncounted, self._is_cut_off = 0, False, False, False
         self._kept, self._since = None, 0
         if self.reading.is_iterable:
-            with contextlib.suppress(Exception):  # some datasets refuse to return their state between epochs
+            with FailuresSuppressed():  # some datasets refuse to return their state between epochs
                 self._kept = self._state()._replace(random=random, digest=None).copied()
 
     def restore(self, position: ReadingPosition) -> None:
@@ -338,7 +338,7 @@ class EpochReader:
             return
         if not self._cadence.is_due(now := time.monotonic(), 0.0) and self._kept is not None:
             return
-        with contextlib.suppress(Exception):
+        with FailuresSuppressed():
             self.took(self._state().copied())
         self._cadence.took(time.monotonic(), time.monotonic() - now)
 

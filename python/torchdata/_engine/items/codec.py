@@ -14,6 +14,7 @@ from typing import Any
 from torchdata._engine.items.reducers import Tables, program_table
 from torchdata._engine.items.reducers import has_own_reducer as has_own_reducer  # used by the Rust extension
 from torchdata._engine.items.tensors import Span, arriving
+from torchdata._handlers import FailuresSuppressed, is_of_handler
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk as DataChunk
 
@@ -33,17 +34,17 @@ _tables = Tables()
 
 def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
     """Objects that the standard pickler does not support are pickled by cloudpickle."""
-    try:
+    with FailuresSuppressed():
         return dumps_by(pickle.Pickler, obj)
-    except Exception:
-        from torchdata._by_value import ByValuePickler
+    from torchdata._by_value import ByValuePickler
 
-        try:
-            return dumps_by(ByValuePickler, obj)
-        except Exception as error:
+    try:
+        return dumps_by(ByValuePickler, obj)
+    except Exception as error:
+        if not is_of_handler(error):
             attributes_of(error)[UNSENT] = True
             add_note(error, _why_unsendable(obj))
-            raise error from None  # pickle and cloudpickle have raised the same error
+        raise
 
 
 def _why_unsendable(obj: Any) -> str:

@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.process import ChildProcess, Closes, wait_for_all
+from torchdata._handlers import FailuresSuppressed
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
 ASKED = 3.0
@@ -120,7 +121,7 @@ class Shutdown:
     def ask(self, deadline: float = math.inf) -> None:
         """Asks the children to stop, and does not wait for their exit."""
         for commander in list(self.commanders):
-            with contextlib.suppress(Exception):
+            with FailuresSuppressed():
                 commander.send_message(_STOP, min(0.1, max(0.0, deadline - time.monotonic())), _STOP_ORDER)
 
 

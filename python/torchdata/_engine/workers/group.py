@@ -304,6 +304,8 @@ def _why_by_value(obj: Any, refined: Callable[[Any], Any]) -> str | None:
     try:
         pickled = dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER)[0]
     except Exception as error:  # for example, a lambda cannot be pickled
+        if is_of_handler(error):
+            raise
         return str(error)
     return "this program is not in a file" if b"__main__" in pickled else None
 

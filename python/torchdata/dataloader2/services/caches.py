@@ -21,6 +21,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from torchdata._engine.items.codec import dumps_by
+from torchdata._handlers import FailuresSuppressed
 from torchdata._reporting import warn_outside
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.state.position import Filled
@@ -191,7 +192,7 @@ class _Measure(NamedTuple):
 def _measured(values: Sequence[Any]) -> _Measure | None:
     """Returns None if an item cannot be pickled."""
     size = checksum = 0
-    try:
+    with FailuresSuppressed():  # a snapshot that contains the items reports why they cannot be pickled
         for items in values:
             if items and type(items) is not list:
                 return None
@@ -201,9 +202,8 @@ def _measured(values: Sequence[Any]) -> _Measure | None:
                 for part in (memoryview(pickled), *buffers):
                     size += part.nbytes
                     checksum = zlib.crc32(part, checksum)
-    except Exception:  # a snapshot that contains the items reports why they cannot be pickled
-        return None
-    return _Measure(size, checksum)
+        return _Measure(size, checksum)
+    return None
 
 
 def _has_finished(datapipe: DataPipe) -> bool:

@@ -16,6 +16,7 @@ from torchdata._engine.items.torch_worker import set_worker_info
 from torchdata._engine.snapshots import Taken, reason
 from torchdata._engine.workers.epoch_runner import EpochRunner
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
+from torchdata._handlers import FailuresSuppressed
 from torchdata._importing import loaded
 from torchdata.dataloader2.graph import DataPipe, set_datapipes_seed, set_graph_random_seed
 from torchdata.dataloader2.graph.copying import replica
@@ -350,7 +351,7 @@ class GraphProgram(EpochProgram):
         differ if some shards computed no item.
         """
         if self._running is not None and self._is_unread() and any(map(may_draw, Graph(self.datapipe))):
-            with suppress(Exception):  # the error belongs to the epoch that was left
+            with FailuresSuppressed():  # the error belongs to the epoch that was left
                 next(self._running[0], None)
         self._running = None
 

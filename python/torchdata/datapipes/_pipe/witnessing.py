@@ -12,7 +12,6 @@ read in different orders, about 36 items are sampled by both workers, which suff
 
 from __future__ import annotations
 
-import contextlib
 import marshal
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,8 @@ from math import isqrt, prod
 from pathlib import PurePath
 from typing import Any, NamedTuple
 from zlib import crc32
+
+from torchdata._handlers import FailuresSuppressed
 
 _LOWER = (1 << 32) - 1
 
@@ -137,7 +138,7 @@ class SampleDigest:
     def add(self, item: Any) -> None:
         """Adds an item to the checksum, unless the checksum of the item could differ between processes."""
         checksum = before = self.checksum
-        with contextlib.suppress(Exception):  # an error here must not affect the reader of the source
+        with FailuresSuppressed():  # an error here must not affect the reader of the source
             plain = _plain(item)
             discrete = crc32(marshal.dumps(_discrete(plain), 2), before >> 32)
             checksum = discrete << 32 | crc32(marshal.dumps(plain, 2), before & _LOWER)
@@ -162,10 +163,9 @@ class SampleDigest:
 
 def checksum_of(item: Any) -> int | None:
     """Returns the checksum of an item; None if two processes could compute different checksums of the item."""
-    try:
+    with FailuresSuppressed():  # an error here must not affect the reader of the source
         return crc32(marshal.dumps(_plain(item), 2))
-    except Exception:  # an error here must not affect the reader of the source
-        return None
+    return None
 
 
 def next_sample(position: int) -> int:

@@ -8,6 +8,7 @@ import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._reporting import warn_outside
 from torchdata._stateful import StatefulStream, StreamState, copied, is_stateful
 from torchdata.datapipes._pipe import random
@@ -244,11 +245,10 @@ class IterableWrapper(IterDataPipe[T_co]):
         return not self.deepcopy and is_stateful(self.iterable) and is_stream(self.iterable)
 
     def _lasting_state(self) -> dict[str, Any]:
-        try:
+        with FailuresSuppressed():  # the user's call of `state_dict` raises the error
             position = self._position() if self._outlives_epochs() else None
             return {} if position is None else {"stream": copied(position._asdict())}
-        except Exception:  # the user's call of `state_dict` raises this error
-            return {}
+        return {}
 
     def _load_lasting_state(self, lasting: dict[str, Any]) -> None:
         self._loaded = StreamState.of(lasting["stream"]) if "stream" in lasting else None

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._redacting import shown
 from torchdata.datapipes.iter.stores.remote_file import ObjectRecipe, RemoteFile
 from torchdata.datapipes.iter.stores.s3_client import (
@@ -142,10 +143,9 @@ class S3Object(RemoteFile[S3Recipe]):
         if answer is None or self._pid != os.getpid():
             self._answer = answer
             return _NOTHING
-        try:
+        with FailuresSuppressed():
             return memoryview(answer.bytes()).cast("B")
-        except Exception:
-            return _NOTHING
+        return _NOTHING
 
     def _fetched(self, start: int, size: int) -> Any:
         if not self._recipe.parallel or size <= PART_SIZE:

@@ -17,10 +17,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from itertools import chain
 from typing import Any
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._ranks import members_of
 from torchdata._ranks.group import (
     DEFAULT_TIMEOUT,
@@ -171,7 +171,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
         if least in (_ENDED, _LEFT) or ends:
             if least == _ENDED and data.voted_on is not _END and data.counts_rest:
                 assert source is not None
-                with suppress(Exception):  # errors are ignored, because the items are only counted
+                with FailuresSuppressed():  # errors are ignored, because the items are only counted
                     data.count_rest(source)
             queue.finish(data.slot)
             return
