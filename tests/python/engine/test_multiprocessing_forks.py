@@ -15,6 +15,7 @@ import pytest
 from families import FAMILIES
 from leftovers import children
 from process_checks import MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
+from programs import output_of
 from torchdata.datapipes.iter import IterableWrapper
 
 COUNT = 24
@@ -214,6 +215,35 @@ def test_a_child_of_the_main_process_keeps_its_own_children_in_multiprocessing_s
         assert multiprocessing.active_children() == [own]
         own.kill()
         own.join()
+
+
+def test_threads_that_start_loaders_fork_one_after_another():  # filelock 4.3 raises an error if forks overlap
+    output = output_of(
+        """
+        import os, threading, time
+        from process_checks import loader
+        from torchdata.datapipes.iter import IterableWrapper
+
+        forking, most = [], 0
+
+        def begin():
+            global most
+            forking.append(1)
+            most = max(most, len(forking))
+            time.sleep(0.02)
+
+        def load():
+            with loader(IterableWrapper(range(20)).sharding_filter()) as dl:
+                assert sorted(dl) == list(range(20))
+
+        os.register_at_fork(before=begin, after_in_parent=forking.pop)
+        threads = [threading.Thread(target=load) for _ in range(3)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        print(most)
+        """
+    )
+    assert output == "1\n"
 
 
 def test_random_forks_in_all_families_change_nothing():

@@ -220,8 +220,14 @@ def _ended_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
+#: Only one thread at a time forks a child. Otherwise, on Python 3.12 and later, filelock 4.3 would make `os.fork` raise
+#: RuntimeError.
+_forking = threading.Lock()
+os.register_at_fork(after_in_child=_forking._at_fork_reinit)  # type: ignore[attr-defined] # missing in typeshed
+
+
 def fork_process(process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> Popen:
-    with _threads_ignored():
+    with _forking, _threads_ignored():
         return Popen(get_context("fork").Process(target=target, args=args, name=process_name, daemon=True))
 
 
