@@ -9,7 +9,6 @@ import pytest
 numpy = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 
-
 from torchdata._native import ShardTurns  # noqa: E402
 from torchdata.datapipes._pipe import exchanging, skipping  # noqa: E402
 from torchdata.datapipes._pipe.exchanging import ShardGlobals  # noqa: E402
