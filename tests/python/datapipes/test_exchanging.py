@@ -1,13 +1,13 @@
 """If one process runs several shards, each shard has separate global random generators."""
 
 import random
+from functools import partial
 from typing import Any
 
 import pytest
 
 numpy = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
-
 
 from torchdata._native import ShardTurns  # noqa: E402
 from torchdata.datapipes._pipe import exchanging, skipping  # noqa: E402
@@ -46,6 +46,12 @@ def draw(times: int = 1) -> list[float]:
     return drawn
 
 
+def exchange(shards: list[Any], switched: list[Any], left: int, entered: int) -> None:
+    switched.append((left, entered))
+    shards[left].leave(is_all=True)
+    shards[entered].enter()
+
+
 def test_shards_that_are_switched_natively_draw_and_seed_as_if_they_were_alone(way: Any) -> None:
     def steps(number: int) -> Any:
         for step in range(300):
@@ -60,18 +66,13 @@ def test_shards_that_are_switched_natively_draw_and_seed_as_if_they_were_alone(w
         expected[number] = list(steps(number))
     shards, switched = [ShardGlobals() for _ in range(3)], []
     skipping.worker = None
-
-    def exchange(left: int, entered: int) -> None:
-        switched.append((left, entered))
-        shards[left].leave(is_all=True)
-        shards[entered].enter()
-
     try:
         for number, shard in enumerate(shards):
             seed(number)
             shard.leave(is_all=True)
         shards[0].enter()
-        turns, iterators = ShardTurns(shards, exchange, 0), [steps(number) for number in range(3)]
+        turns = ShardTurns(shards, partial(exchange, shards, switched), 0)
+        iterators = [steps(number) for number in range(3)]
         for step in range(300):
             for number, iterator in enumerate(iterators):
                 turns.enter(number)
@@ -86,17 +87,11 @@ def test_shards_that_are_switched_natively_draw_and_seed_as_if_they_were_alone(w
 def test_a_generator_that_is_installed_between_two_switches_is_exchanged_from_then_on() -> None:
     before = numpy.random.get_bit_generator()
     shards, switched = [ShardGlobals(), ShardGlobals()], []
-
-    def exchange(left: int, entered: int) -> None:
-        switched.append((left, entered))
-        shards[left].leave(is_all=True)
-        shards[entered].enter()
-
     try:
         for shard in shards:
             shard.leave(is_all=True)
         shards[0].enter()
-        turns = ShardTurns(shards, exchange, 0)
+        turns = ShardTurns(shards, partial(exchange, shards, switched), 0)
         numpy.random.set_bit_generator(numpy.random.MT19937(7))
         for number in (1, 0, 1, 0):
             turns.enter(number)

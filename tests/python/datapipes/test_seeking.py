@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from archive_bytes import tar_of
-from resuming import with_state
+from resuming import Reads, with_state
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.state import save_state
@@ -16,16 +16,7 @@ from torchdata.datapipes.utils import StreamWrapper
 
 ITEMS, POSITION = 2000, 1900
 
-
-class Counter:
-    count = 0
-
-    def since(self) -> int:
-        found, self.count = self.count, 0
-        return found
-
-
-counter = Counter()
+counter = Reads()
 
 
 def counted(name: str) -> Callable[..., Any]:

@@ -12,6 +12,14 @@ from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, threads_paused
 
 
+class Reads:
+    count = 0
+
+    def since(self) -> int:
+        found, self.count = self.count, 0
+        return found
+
+
 def start(number: int) -> None:
     random.seed(number)
     for name, setter in (("numpy", lambda module: module.random.seed), ("torch", lambda module: module.manual_seed)):

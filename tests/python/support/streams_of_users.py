@@ -7,15 +7,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from resumed import Walk
-
-
-class Reads:
-    count = 0
-
-    def since(self) -> int:
-        found, self.count = self.count, 0
-        return found
-
+from resuming import Reads
 
 reads = Reads()
 
