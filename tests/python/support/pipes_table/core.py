@@ -134,6 +134,10 @@ small = st.integers(1, 5)
 flag = st.booleans()
 
 
+def flatmapped(name: str, function: Any) -> Row:
+    return UnsizedRow(name, lambda s: pipes.FlatMapper(s(), function), lambda xs: [y for x in xs for y in range(x % 4)])
+
+
 ROWS: list[Row] = [
     Row("wrapper", lambda s: s(), list),
     Row("map", lambda s: pipes.Mapper(s(), plus_one), lambda xs: [x + 1 for x in xs]),
@@ -142,11 +146,7 @@ ROWS: list[Row] = [
         lambda s: s().map(paired).map(added, input_col=[0, 1], output_col=-1),
         lambda xs: [(x, x * x, x + x * x) for x in xs],
     ),
-    UnsizedRow(
-        "flatmap",
-        lambda s: pipes.FlatMapper(s(), countdown),
-        lambda xs: [y for x in xs for y in range(x % 4)],
-    ),
+    flatmapped("flatmap", countdown),
     UnsizedRow(
         "flatmap_of_columns",
         lambda s: s().map(paired).map(added, input_col=[0, 1], output_col=-1).flatmap(input_col=(0, 2)),
@@ -157,16 +157,8 @@ ROWS: list[Row] = [
         lambda s: s().map(countdown).batch(1).flatmap(input_col=0),
         lambda xs: [y for x in xs for y in range(x % 4)],
     ),
-    UnsizedRow(
-        "flatmap_of_generators",
-        lambda s: pipes.FlatMapper(s(), countdown_lazily),
-        lambda xs: [y for x in xs for y in range(x % 4)],
-    ),
-    UnsizedRow(
-        "flatmap_of_iterators",
-        lambda s: pipes.FlatMapper(s(), countdown_once),
-        lambda xs: [y for x in xs for y in range(x % 4)],
-    ),
+    flatmapped("flatmap_of_generators", countdown_lazily),
+    flatmapped("flatmap_of_iterators", countdown_once),
     Row(
         "collate",
         lambda s: pipes.Collator(s().batch(2), collate_fn=sum),
