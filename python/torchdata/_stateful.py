@@ -138,7 +138,7 @@ class StreamState(NamedTuple):
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> StreamState:
-        state = cls(saved["own"], saved["inner"], saved["started"], saved["ended"])
+        state = cls(**saved)
         if type(state.started) is not bool or type(state.ended) is not bool:
             raise TypeError("started and ended are True or False")
         return state

@@ -241,19 +241,20 @@ class BatchIndices(Iterator[list[int]]):
     def state_before(self, count: int) -> dict[str, Any]:
         """Returns the state before the last `count` samples. The state of a user-defined sampler is not included."""
         state: dict[str, Any] = endless_state(1, self.samples_yielded - count)
-        if type(self.inner) is RandomIndices:
-            state["sampler_iter_state"] = self.inner.state_before(count + self._dropped + len(self._batch))
-        elif self.inner is None and type(self._batches.sampler) is RandomSampler:
-            state["sampler_iter_state"] = RandomIndices(self._batches.sampler).state_dict()
+        sampler, inner = self._batches.sampler, self.inner
+        if inner is None and type(sampler) is RandomSampler:
+            inner = RandomIndices(sampler)
+        if type(inner) is RandomIndices:
+            state["sampler_iter_state"] = inner.state_before(count + self._dropped + len(self._batch))
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         sampler = self._batches.sampler
         self.samples_yielded = count_in(state_dict, "samples_yielded")
         self.has_ended, self._dropped, self._batch = False, 0, []
-        restored = False
-        if "sampler_state" in state_dict and is_stateful(sampler):
-            load_into(sampler, state_dict["sampler_state"])
+        restored, of_sampler = False, state_dict.get("sampler_state", _NONE)
+        if of_sampler is not _NONE and is_stateful(sampler):
+            load_into(sampler, of_sampler)
             restored = True
         iterator = self.inner = iter(sampler)
         if "sampler_iter_state" in state_dict and is_stateful(iterator):
@@ -265,7 +266,7 @@ class BatchIndices(Iterator[list[int]]):
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
             # The sampler has returned an index after its last index, so it has begun its next epoch. Loading the saved
             # state a second time moves the sampler back to the end of its epoch.
-            load_into(sampler, state_dict["sampler_state"])
+            load_into(sampler, of_sampler)
 
 
 class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler[Any]):

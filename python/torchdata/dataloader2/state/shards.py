@@ -15,7 +15,7 @@ from torchdata.dataloader2.state.layout import sealed
 from torchdata.dataloader2.state.position import Content, Position, Shard, ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.iteration import name_of
-from torchdata.datapipes._pipe.state.layout import PipeEntry, explaining_damage
+from torchdata.datapipes._pipe.state.layout import HeldItems, PipeEntry, explaining_damage
 from torchdata.datapipes.state import beginning_entries
 
 #: The classes of the pipes that reading services append to a graph. These pipes read ahead.
@@ -171,8 +171,8 @@ def fitted(datapipe: Any, entries: Sequence[PipeEntry]) -> tuple[Any, Sequence[P
     for entry in reversed(saved):  # the last pipe held the next items
         if error is None and entry.state:
             with explaining_damage(entry.type):
-                state = from_plain(entry.state, entry.type)
-                held, error = [*held, *state["items"]], state["error"]
+                items, error = HeldItems(**from_plain(entry.state, entry.type))
+                held = [*held, *items]
     if not own and (held or error is not None):
         datapipe, own = datapipe.prefetch(), ["Prefetcher"]
     end, found = entries[-1], [*entries[: len(equal)]]

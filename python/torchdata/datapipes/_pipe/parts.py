@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from operator import itemgetter
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
+from torchdata.datapipes._pipe.state.declared import MOST_ITEMS
 from torchdata.datapipes._pipe.streams import with_detached_streams
 from torchdata.datapipes.datapipe import DataChunk
 
@@ -33,6 +34,22 @@ _LISTED: tuple[type, ...] = (
 def listed(result: Any) -> list[Any] | None:
     in_memory = isinstance(result, _LISTED) or hasattr(type(result), "__array__")
     return list(result) if in_memory else None
+
+
+class Remaining(NamedTuple):
+    """The parts of an item that were not yielded: `members`, or the parts after the first `done` parts of `item`."""
+
+    members: Any = None
+    item: Any = None
+    done: int = 0
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> Remaining:
+        rest = cls(**saved)
+        is_counted = saved.keys() == {"item", "done"} and type(rest.done) is int and 0 <= rest.done < MOST_ITEMS
+        if not is_counted and (type(rest.members) not in SLICED or len(saved) > 1):
+            raise KeyError("it contains neither the remaining part of an item, nor the number of this item")
+        return rest
 
 
 def state_of_members(members: Any, left: Iterator[Any]) -> dict[str, Any] | None:
@@ -92,6 +109,5 @@ class Parts:
 
     @classmethod
     def restored(cls, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:
-        if "members" in state:
-            return cls(itemgetter("members"), state)
-        return cls(function, state["item"], state["done"])
+        rest = Remaining.of(state)
+        return cls(function, rest.item, rest.done) if rest.members is None else cls(attrgetter("members"), rest)

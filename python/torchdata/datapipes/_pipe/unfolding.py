@@ -12,8 +12,8 @@ from typing import Any
 
 from torchdata._reporting import add_note, name_of
 from torchdata.datapipes._pipe.explaining import not_the_end
-from torchdata.datapipes._pipe.parts import SLICED, detached, listed, state_of_members
-from torchdata.datapipes._pipe.state.declared import MOST_ITEMS, state
+from torchdata.datapipes._pipe.parts import SLICED, Remaining, detached, listed, state_of_members
+from torchdata.datapipes._pipe.state.declared import DeclaredState, state
 from torchdata.datapipes._pipe.streams import with_detached_streams
 from torchdata.datapipes.datapipe import token_of
 
@@ -43,6 +43,12 @@ def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
         raise
 
 
+class _LoadedParts(DeclaredState):
+    def check(self, value: Any) -> None:
+        if value is not None:
+            Remaining.of(value)
+
+
 class Unfolding:
     """A pipe that yields the parts of its source's items, such as the members of lists. If the parts of an item are in
     memory, a state contains the parts that were not yielded. If a generator creates the parts on demand, a state
@@ -53,7 +59,7 @@ class Unfolding:
     _in_memory: Any = state(items=True, saved=False)  # the parts, if they are in memory
     _item: Any = state(items=True, saved=False)  # the item, if its parts are generated on demand
     _yielded_before: int = state(0, saved=False)  # the number of items that were yielded before the parts of `_item`
-    _resume: dict[str, Any] | None = state(items=True, saved=False)
+    _unfolding: Any = _LoadedParts(items=True)
 
     def _unfold(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
         return chain.from_iterable(self._each_parts(items, parts_of))
@@ -62,7 +68,7 @@ class Unfolding:
         token, sliced = token_of(self), SLICED
         left: Iterator[Any] | None = None
         try:
-            if self._resume is not None:
+            if self._unfolding is not None:
                 try:
                     left = self._resumed_parts(parts_of)
                 except Exception as error:
@@ -103,29 +109,15 @@ class Unfolding:
             self._left = iter(self._in_memory)
 
     def _resumed_parts(self, parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-        state, self._resume = self._resume or {}, None
-        if "members" in state:
-            self._in_memory = state["members"]
-            self._left = left = iter(self._in_memory)
-            return left  # type: ignore[no-any-return]
-        self._item, done = state["item"], state["done"]
+        (self._in_memory, self._item, done), self._unfolding = Remaining.of(self._unfolding), None
         self._yielded_before = token_of(self).yielded - done
-        self._left = left = iter(parts_of(self._item))
+        self._left = left = iter(parts_of(self._item) if self._in_memory is None else self._in_memory)
         next(islice(left, done, done), None)
         return left
 
     def state_dict(self) -> dict[str, Any]:
-        if self._resume is not None or self._left is None:
-            return {"unfolding": self._resume}
+        if self._unfolding is not None or self._left is None:
+            return {"unfolding": self._unfolding}
         if self._in_memory is not None:
             return {"unfolding": state_of_members(self._in_memory, self._left)}
         return {"unfolding": {"item": self._item, "done": token_of(self).yielded - self._yielded_before}}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._load_declared({})  # type: ignore[attr-defined]
-        resume = state_dict["unfolding"]
-        if resume is not None and type(resume.get("members")) not in SLICED:
-            is_counted = "item" in resume and type(resume.get("done")) is int and 0 <= resume["done"] < MOST_ITEMS
-            if "members" in resume or not is_counted:
-                raise KeyError("it contains neither the remaining part of an item, nor the number of this item")
-        self._resume = resume

@@ -156,9 +156,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        state_dict = dict(state_dict)
-        stream = state_dict.pop("stream", None)
         self._load_declared(state_dict)
+        stream = state_dict.get("stream")
         self._stream = None if stream is None else SampledStream(self._name(), stream)
 
     def _compare(self, is_strict: bool) -> None:

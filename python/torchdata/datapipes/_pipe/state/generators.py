@@ -21,7 +21,9 @@ from functools import partial
 from typing import Any
 
 from torchdata._importing import call_when_imported, loaded
-from torchdata._plain_pickles import from_plain, to_plain
+from torchdata._plain_pickles import from_plain, refuse_pickled, to_plain
+
+_WORDS = 625
 
 
 def save_generators() -> dict[str, Any]:
@@ -187,3 +189,43 @@ def _seed(name: str, module: Any) -> None:
     seed = awaited.pop(name, None)
     if seed is not None:
         _SEED[name](module, seed)
+
+
+def check_generators(state: Any, allow_pickle: bool = True) -> None:
+    """Raises ValueError unless the value may be a result of `save_generators`.
+
+    The index in a random generator's state must be checked here, because the libraries use the index without checking
+    it. The state of NumPy's generator contains a pickle only if the program has replaced NumPy's default generator.
+    """
+    if not isinstance(state, dict) or "random" not in state:
+        raise ValueError("its global generators are not valid")
+    _check_random(state["random"])
+    numpy, torch, awaited = state.get("numpy"), state.get("torch", b""), state.get("awaited", {})
+    if "numpy" in state and not isinstance(numpy, dict):
+        _check_numpy(numpy)
+    if not allow_pickle:
+        refuse_pickled(numpy, "NumPy's global generator")
+    if type(torch) is not bytes:
+        raise ValueError(f"the state of torch's generator is of type {type(torch).__name__}")
+    if not isinstance(awaited, dict) or not all(
+        name in ("torch", "numpy.random") and type(seed) is int and 0 <= seed < 2**64 for name, seed in awaited.items()
+    ):
+        raise ValueError(f"the seeds of libraries that are not imported are {awaited!r}")
+
+
+def _check_random(state: Any) -> None:
+    parts = state if isinstance(state, (list, tuple)) and len(state) == 3 else (None, None, None)
+    version, numbers, gauss = parts
+    if version != 3 or type(numbers) is not bytes or len(numbers) != 4 * _WORDS:
+        raise ValueError("the state of Python's generator is not valid")
+    if gauss is not None and type(gauss) is not float:
+        raise ValueError(f"the state of Python's generator holds {gauss!r} instead of a number")
+
+
+def _check_numpy(state: Any) -> None:
+    parts = state if isinstance(state, (list, tuple)) and len(state) == 4 else (None, None, None, None)
+    key, position, has_gauss, gauss = parts
+    if type(key) is not bytes or len(key) != 4 * (_WORDS - 1) or type(position) is not int:
+        raise ValueError("the state of NumPy's generator is not valid")
+    if not 0 <= position < _WORDS or has_gauss not in (0, 1) or type(gauss) is not float:
+        raise ValueError(f"the state of NumPy's generator has an invalid position {position!r} or value {gauss!r}")

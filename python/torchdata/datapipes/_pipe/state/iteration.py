@@ -21,6 +21,7 @@ from torchdata._plain_pickles import from_plain, to_plain
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.graph.torch import has_begun
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of
+from torchdata.datapipes._pipe.state.declared import DERIVED
 from torchdata.datapipes._pipe.state.generators import save_generators
 from torchdata.datapipes._pipe.state.hooks import PipeHooks, depth_of, hooks_of
 from torchdata.datapipes._pipe.state.layout import PipeEntry, explaining_damage
@@ -511,6 +512,6 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any, *, is_whol
         for each in pipe._declared:
             if each.saved and each.key in state:
                 each.check(state[each.key])
-            elif each.saved and is_whole and type(pipe)._derives_state:
+            elif each.saved and is_whole and type(pipe).load_state_dict is DERIVED["load_state_dict"]:
                 raise LookupError(f"{each.key} is missing")
         take(state)

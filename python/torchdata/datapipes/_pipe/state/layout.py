@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torchdata._plain_pickles import refuse_pickled
 from torchdata.datapipes._pipe.state.declared import MOST_ITEMS
+from torchdata.datapipes._pipe.state.generators import check_generators
 
 STATE_VERSION = 4
 
@@ -21,8 +22,6 @@ _PARTS = 1 << 20
 
 #: If a list or tuple contains only values of these types, its checksum is computed from its `repr`.
 _FLAT = frozenset({NoneType, bool, int, float, str})
-
-_WORDS = 625
 
 
 class PipeEntry(NamedTuple):
@@ -67,6 +66,13 @@ class PipeEntry(NamedTuple):
     ahead: Sequence[Any] | None = None
     left: PipeEntry | None = None
     loaded_seed: tuple[Any] | None = None
+
+
+class HeldItems(NamedTuple):
+    """The state of a pipe that reads ahead: its buffered items, and the error to raise after these items."""
+
+    items: list[Any]
+    error: BaseException | None
 
 
 _OPTIONAL = PipeEntry._fields[3:-2]
@@ -210,43 +216,3 @@ def explaining_damage(name: str) -> Iterator[None]:
         raise ValueError(
             f"the state of {name} is damaged: its pipe cannot resume from it ({type(error).__name__}: {error})"
         ) from error
-
-
-def check_generators(state: Any, allow_pickle: bool = True) -> None:
-    """Raises ValueError unless the value may be a result of `save_generators`.
-
-    The index in a random generator's state must be checked here, because the libraries use the index without checking
-    it. The state of NumPy's generator contains a pickle only if the program has replaced NumPy's default generator.
-    """
-    if not isinstance(state, dict) or "random" not in state:
-        raise ValueError("its global generators are not valid")
-    _check_random(state["random"])
-    numpy, torch, awaited = state.get("numpy"), state.get("torch", b""), state.get("awaited", {})
-    if "numpy" in state and not isinstance(numpy, dict):
-        _check_numpy(numpy)
-    if not allow_pickle:
-        refuse_pickled(numpy, "NumPy's global generator")
-    if type(torch) is not bytes:
-        raise ValueError(f"the state of torch's generator is of type {type(torch).__name__}")
-    if not isinstance(awaited, dict) or not all(
-        name in ("torch", "numpy.random") and type(seed) is int and 0 <= seed < 2**64 for name, seed in awaited.items()
-    ):
-        raise ValueError(f"the seeds of libraries that are not imported are {awaited!r}")
-
-
-def _check_random(state: Any) -> None:
-    parts = state if isinstance(state, (list, tuple)) and len(state) == 3 else (None, None, None)
-    version, numbers, gauss = parts
-    if version != 3 or type(numbers) is not bytes or len(numbers) != 4 * _WORDS:
-        raise ValueError("the state of Python's generator is not valid")
-    if gauss is not None and type(gauss) is not float:
-        raise ValueError(f"the state of Python's generator holds {gauss!r} instead of a number")
-
-
-def _check_numpy(state: Any) -> None:
-    parts = state if isinstance(state, (list, tuple)) and len(state) == 4 else (None, None, None, None)
-    key, position, has_gauss, gauss = parts
-    if type(key) is not bytes or len(key) != 4 * (_WORDS - 1) or type(position) is not int:
-        raise ValueError("the state of NumPy's generator is not valid")
-    if not 0 <= position < _WORDS or has_gauss not in (0, 1) or type(gauss) is not float:
-        raise ValueError(f"the state of NumPy's generator has an invalid position {position!r} or value {gauss!r}")

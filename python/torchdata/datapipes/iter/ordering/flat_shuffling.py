@@ -63,7 +63,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     #: A list with the last item that was read, until the item's result is in the buffer.
     _waiting: list[Any] = state(list, items=True)
     #: The results in a loaded state, which the next iteration puts into its buffer.
-    _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
+    _parts: list[dict[str, Any]] | None = state(items=True)
 
     def __init__(
         self,
@@ -84,9 +84,9 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         function = on_columns(self.fn, self.input_col)
-        if self._restored is not None:
-            self._buffer = [Parts.restored(function, state) for state in self._restored]
-            self._restored = None
+        if self._parts is not None:
+            self._buffer = [Parts.restored(function, state) for state in self._parts]
+            self._parts = None
         source = iter(self.datapipe)
         if self._shuffling:
             return self._mixed(source, function)
@@ -161,12 +161,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
-        left = self._restored
+        left = self._parts
         if left is None:
             # Results without remaining members are saved, too, because `_next` is an index in the whole buffer.
             left = [parts.state_dict() for parts in self._buffer]
-        return {"parts": left, **self._declared_state()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._load_declared(state_dict)
-        self._restored = state_dict["parts"]
+        return {**self._declared_state(), "parts": left}

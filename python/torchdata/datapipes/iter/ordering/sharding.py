@@ -19,7 +19,8 @@ from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.splitting import begin_whole, read_whole
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes._pipe.state.layout import PipeEntry, check_generators
+from torchdata.datapipes._pipe.state.generators import check_generators
+from torchdata.datapipes._pipe.state.layout import PipeEntry
 from torchdata.datapipes._pipe.unloaded import Load, begin_sharing, begin_unloaded, can_share, can_wait
 from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 
@@ -246,8 +247,8 @@ class ShardingFilter(IterDataPipe[T_co]):
         return {"taken": taken} | {name: value for name, value in rest.items() if value}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict.get("generators") is not None:
-            check_generators(state_dict["generators"])
+        if (generators := state_dict.get("generators")) is not None:
+            check_generators(generators)
         self._load_declared(state_dict)
 
     def _position(self) -> int:

@@ -46,7 +46,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
     """
 
     _data: Any = state(saved=False)
-    _loaded: dict[str, Any] | None = state()  # the position at which the next iteration resumes
+    _rows: int = state(0)  # the number of rows that the next iteration skips, if the data set is not streamed
+    _position: Any = state()  # the state of a streamed data set with which the next iteration resumes
 
     def __init__(self, dataset: str, **config_kwargs: Any) -> None:
         self._import()
@@ -60,22 +61,22 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         return optional_import("datasets", extra="huggingface", needed_by="HuggingFaceHubReader")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        data, loaded = self._load(), self._loaded
+        data = self._load()
         if _is_streamed(data):
-            if loaded is not None and loaded["position"] is not None:
-                load_into(data, loaded["position"])
+            if self._position is not None:
+                load_into(data, self._position)
             # In a torch worker, the dataset's `__iter__` would yield only a part of the rows, so batches of one row are
             # read.
             rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))
         else:
-            left = range(loaded["rows"] if loaded is not None else 0, len(data))
+            left = range(self._rows, len(data))
             rows = data.select(left) if left else ()
         self._data = data
         try:
             yield from rows
         finally:
             if self._data is data:  # keeps the position, not the dataset, which may hold open files
-                self._loaded, self._data = self.state_dict(), None
+                self._load_declared(self.state_dict())
 
     def _load(self) -> Any:
         with explaining(self, "was loading the data set", self.dataset):
@@ -94,12 +95,9 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
     def state_dict(self) -> dict[str, Any]:
         if self._data is None:
-            return self._loaded or {"rows": 0, "position": None}
+            return self._declared_state()
         position = self._data.state_dict() if _is_streamed(self._data) else None
         return {"rows": token_of(self).yielded, "position": position}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._load_declared({"loaded": state_dict})
 
 
 def _is_streamed(data: Any) -> bool:

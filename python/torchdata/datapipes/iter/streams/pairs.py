@@ -55,9 +55,9 @@ class HoldsStream(IterDataPipe[T_co]):
     """Reads streams. Subclasses define `_source` and `_read`. If an offset alone does not describe the position in a
     stream, a subclass also defines `_bookmark`."""
 
-    _held: Any = state(saved=False)
+    _pair: Any = state()
     #: The position where `_read` begins to read the current stream.
-    _point: Any = state(saved=False)
+    _point: Any = state()
     #: Whether an iterator is reading the current pair. While an iterator reads the pair, `_point` is outdated.
     _reading: bool = state(False, saved=False)
 
@@ -89,23 +89,23 @@ class HoldsStream(IterDataPipe[T_co]):
         # belong to the new epoch. A separate generator reads each pair of path and stream, so that an exception while
         # one stream is read does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
-        if self._held is not None:
-            streams = chain((self._items_of(self._held, self._point),), streams)
+        if self._pair is not None:
+            streams = chain((self._items_of(self._pair, self._point),), streams)
         return chain.from_iterable(streams)
 
     def _items_of(self, pair: Any, point: Any = None) -> Iterator[Any]:
         path, stream = path_and_stream(pair, self)
         del pair
-        # A newer iterator, which replaces this iterator, stores another pair in `_held`.
-        held = self._held = (path, stream)
+        # A newer iterator, which replaces this iterator, stores another pair in `_pair`.
+        held = self._pair = (path, stream)
         self._reading = True
         try:
             yield from self._read(path, stream, point)
         except BaseException as error:
             # If garbage collection has closed the stream, the position in the stream is unknown.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
-            if self._held is held and not collected:
-                self._held, self._point = self._bookmark_of(held)
+            if self._pair is held and not collected:
+                self._pair, self._point = self._bookmark_of(held)
                 self._reading = False
             if not isinstance(error, Exception):
                 raise
@@ -125,7 +125,7 @@ class HoldsStream(IterDataPipe[T_co]):
 
     def _drop_broken(self) -> None:
         """Drops the current stream, which the failed iterator has already closed."""
-        self._held = self._point = None
+        self._pair = self._point = None
         self._reading = False
 
     def _bookmark_of(self, pair: tuple[str, Any]) -> tuple[Any, Any]:
@@ -133,9 +133,5 @@ class HoldsStream(IterDataPipe[T_co]):
         return (pair[0], placeholder), point
 
     def state_dict(self) -> dict[str, Any]:
-        pair, point = self._bookmark_of(self._held) if self._reading else (self._held, self._point)
+        pair, point = self._bookmark_of(self._pair) if self._reading else (self._pair, self._point)
         return {"pair": pair, "point": point}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._load_declared({})
-        self._held, self._point = state_dict["pair"], state_dict["point"]

@@ -25,6 +25,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.halting import Halt, Lead, await_beginning
+from torchdata.datapipes._pipe.state.layout import HeldItems
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
@@ -297,7 +298,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return {"items": list(items), "error": error}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        items, error = state_dict["items"], state_dict["error"]
+        items, error = HeldItems(**state_dict)
         if not isinstance(items, list) or not isinstance(error, (BaseException, NoneType)):
             raise TypeError(f"items are of type {type(items).__name__}, and the error is {error!r}")
         self._end_thread()

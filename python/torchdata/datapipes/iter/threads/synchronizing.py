@@ -87,6 +87,14 @@ class _StepData(_PrefetchData):
         self.counts_rest = False
         self.rest = (0, True)  # the number of remaining items, and whether the number is exact
 
+    def buffered(self) -> tuple[list[Any], BaseException | None]:
+        # A state does not contain errors that other ranks have caused. If another rank has ended or failed, this rank
+        # has read one more item than it has yielded, so the state contains this item.
+        with self.lock:
+            (restored, error), items = self.restored, super().buffered()[0]
+            items += restored if self.voted_on is _END else [self.voted_on, *restored]
+            return items, self.failure or error
+
     def read(self, source: Iterator[Any]) -> bool:
         """Reads the next item, unless the queue is closed. Returns True if a resumed run rereads the item, which is
         yielded without a vote."""
@@ -370,18 +378,6 @@ class FullSync(_PrefetchBase[T_co]):
                 this rank first takes part in `-count` votes without reading an item.
         """
         self._again = count
-
-    def state_dict(self) -> dict[str, Any]:
-        # The state does not contain errors that other ranks have caused. If another rank has ended or failed, this rank
-        # has read one more item than it has yielded, so the state contains this item.
-        items, error = self._restored
-        data = self._data
-        if data is not None and not data.is_inherited:
-            with self.threads_paused(), data.lock:
-                (restored, error), items = data.restored, data.buffered()[0]
-                items += restored if data.voted_on is _END else [data.voted_on, *restored]
-                error = data.failure or error
-        return {"items": list(items), "error": error}
 
     def is_replicable(self) -> bool:
         """Returns False, because the pipe must run in the main process, not in worker processes."""
