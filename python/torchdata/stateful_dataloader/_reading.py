@@ -149,8 +149,8 @@ class EpochReader:
         self._held = _NONE
         random = position.random or {}
         set_all(random)
-        # Loading a dataset's state may set the global generators. A reader that begins a new epoch needs its own
-        # generators, so their previous states are restored after loading.
+        # Loading a dataset's state may set the global generators. A reader that begins a new epoch must not use these
+        # loaded states, so the previous states of the generators are restored after loading.
         with put_back_afterwards(GLOBAL if position.ended or (position.unstarted and not position.begins) else ()):
             self._fetcher = None
             if not position.ended or position.has_state:

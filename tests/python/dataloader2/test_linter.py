@@ -1,4 +1,5 @@
-"""The linter reports faults in graphs, accepts valid graphs, and supplies the warnings of the multi-process service."""
+"""The linter reports faults in graphs, and accepts valid graphs. `MultiProcessingReadingService` issues the linter's
+findings as warnings."""
 
 import itertools
 import random

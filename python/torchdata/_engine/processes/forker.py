@@ -67,8 +67,8 @@ class ForkingProcess:
     """
 
     #: If a signal has arrived and the start of the forking process takes more than `_grace` seconds, the start is
-    #: abandoned. The number doubles whenever a start of the forking process is abandoned, so that a start succeeds even
-    #: if signals arrive continuously.
+    #: abandoned. `_grace` doubles after each abandoned start, so that a later start succeeds even if signals arrive
+    #: continuously.
     _grace = _POLL_INTERVAL
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:

@@ -294,8 +294,8 @@ impl PageRef {
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
-    /// Initializes the record of pipe number `index`. Pipe number `reader` reads the items of this pipe. Returns None
-    /// if the page lacks a record for this index.
+    /// Initializes the record of the pipe with the number `index`. `reader` is the number of the pipe that reads the
+    /// items of this pipe. Returns None if the page lacks a record for this index.
     pub fn pipe(
         &self,
         index: usize,

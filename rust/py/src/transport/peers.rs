@@ -70,8 +70,8 @@ pub struct Peers {
     pub paused: bool,
     /// The index of the link, if only items of one link wake up this process, or None if items of all links wake it up.
     awaited: Option<usize>,
-    /// Whether the items of all links must wake up the main process, because a worker has waited for the dispatching
-    /// process in this epoch.
+    /// Whether a worker has waited for the dispatching process in this epoch. After such a wait, items on every link
+    /// wake up the main process.
     has_starved: bool,
     /// The latest message of any link. The memory of this message is reused for the next message.
     pub current: Taken,
