@@ -10,7 +10,13 @@ from torchdata._observe.stats.diagnosis import diagnose, waited_for_long
 DOORS: tuple[Door, ...] = get_args(Door)
 #: For each class of loaders: words of other classes that the diagnosis must not mention.
 FOREIGN = {
-    "StatefulDataLoader": "DataLoader2 MultiProcessingReadingService memory_budget sharding_filter .batch(".split(),
+    "StatefulDataLoader": (
+        "DataLoader2",
+        "MultiProcessingReadingService",
+        "memory_budget",
+        "sharding_filter",
+        ".batch(",
+    ),
     "DataLoader2": ("StatefulDataLoader", "batch_size", "persistent_workers"),
 }
 
