@@ -1,5 +1,4 @@
-//! Models a small loader: the main process, workers, and optionally the dispatching process. The ring of each link has
-//! room for a few messages.
+//! Models a small loader with workers and, optionally, a dispatching process. Each link holds only a few messages.
 //!
 //! The model simulates shared memory and processes, but runs the real state machines (`torchdata_core::protocol`).
 

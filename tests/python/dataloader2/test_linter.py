@@ -1,5 +1,4 @@
-"""The linter reports faults in graphs, and accepts valid graphs. `MultiProcessingReadingService` issues the linter's
-findings as warnings."""
+"""The linter reports faults in graphs, and accepts valid graphs. The multi-process service warns of the faults."""
 
 import itertools
 import random

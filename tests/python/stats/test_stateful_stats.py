@@ -1,5 +1,4 @@
-"""The statistics of a `StatefulDataLoader` contain counts, the responsible code, long waits, and the loader's
-processes."""
+"""Statistics of a `StatefulDataLoader` contain counts, the responsible code, long waits, and the processes."""
 
 import copy
 import multiprocessing

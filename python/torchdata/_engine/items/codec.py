@@ -55,8 +55,8 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-#: A `bytes` object of at least `_LEAST_BYTES` bytes becomes a separate buffer of a program, because a pickler passes
-#: such an object to `write` without a copy.
+#: In a pickled program, each `bytes` object of at least `_LEAST_BYTES` bytes becomes a separate buffer, because a
+#: pickler passes such an object to `write` without a copy.
 _LEAST_BYTES = 64 << 10
 
 

@@ -66,7 +66,7 @@ pub struct FilterIterator {
     plain: Vec<Py<PyType>>,
     /// A function that is called for each dropped item, unless the type of the item is in `plain`.
     on_dropped: Py<PyAny>,
-    /// Converts results of `predicate` that are not bools.
+    /// The function that converts results of `predicate` other than bools to bools.
     to_bool: Py<PyAny>,
 }
 
