@@ -154,10 +154,10 @@ pub enum Main {
     /// The main process requests the next item.
     Reading(bool),
     Paused,
-    /// The main process must call a function in `.0` more children. `.1` is true if the loader is paused.
+    /// The main process must call a function in `.0` remaining children. `.1` is true if the loader is paused.
     Calling(usize, bool),
     Between,
-    /// The main process stops the children, and `.0` children have already received the command.
+    /// The main process stops the children. `.0` is the number of children that have already received the command.
     Stopping(usize),
     Exited,
 }

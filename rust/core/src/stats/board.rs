@@ -16,7 +16,8 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The value of `generation` in a board that is open only for reading, so that `is_of_this_process` returns false.
+/// The value of `generation` in a board that is open only for reading. For such a board, `is_of_this_process` returns
+/// false.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The maximum size in bytes of another loader's board, because reading a board allocates memory.

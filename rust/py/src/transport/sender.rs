@@ -198,8 +198,8 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // `outlet` stays locked while the item is computed. No other thread waits for this lock, because only this
-            // thread sends, and `allocate` works without the lock.
+            // The lock of `outlet` is held while the item is computed. No other thread waits for this lock, because
+            // only this thread sends, and `allocate` works without the lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
