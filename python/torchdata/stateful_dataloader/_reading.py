@@ -313,7 +313,7 @@ class EpochReader:
         state = self._state()
         if not self.restores_position and not self.has_ended and isinstance(self._kept, ReadingPosition):
             state = state._replace(collate=self._kept.collate)  # all batches of the epoch are collated again
-        # `digest` and `ended` are reset if they include a batch that the program has not received.
+        # If `digest` and `ended` include a batch that the program has not received, both fields are reset.
         return state if is_exact else state._replace(digest=None, ended=False)
 
     def took(self, position: ReadingPosition | bytes) -> None:

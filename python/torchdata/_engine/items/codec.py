@@ -18,7 +18,7 @@ from torchdata._handlers import FailuresSuppressed, is_of_handler
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk as DataChunk
 
-#: An attribute of this name marks an exception that was raised while an item was pickled.
+#: The name of the attribute that marks exceptions that were raised while an item was pickled.
 UNSENT = "_torchdata_unsent"
 
 

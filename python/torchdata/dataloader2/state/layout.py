@@ -38,12 +38,12 @@ SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
 RANDOMNESS_STATE_KEY_NAME = "randomness_state"
 _VERSION = "version"
-#: The key of the position in the epoch; the value is None if the state contains only the seeds of an epoch.
+#: The value under this key is None if the state contains only the seeds of an epoch.
 _POSITION = "iteration_state"
 _CHECKSUMS = "checksums"
 #: The key under which a state contains the pipeline's fingerprint, and the size of its pickle in bytes.
 _PIPELINE = "pipeline"
-#: The key of the ranks' positions, a `SavedRanks`; states without ranks lack the key.
+#: The value under this key is a `SavedRanks`; states without ranks lack the key.
 _RANKS = "ranks"
 
 #: The version of the layout that this module writes. States of torchdata 0.9 do not contain a version, and have only

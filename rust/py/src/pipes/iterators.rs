@@ -23,8 +23,8 @@ const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
     // SAFETY: `first` points to one argument. The array entry before the argument is unused, as `ARGUMENTS_OFFSET`
-    // requires. The function and the argument are existing objects. PyObject_Vectorcall returns a new reference, or
-    // NULL with an exception set.
+    // requires. `function` and `argument` keep their objects alive during the call. PyObject_Vectorcall returns a new
+    // reference, or NULL with an exception set.
     unsafe {
         let first = arguments.as_ptr().add(1);
         let result = PyObject_Vectorcall(function.as_ptr(), first, 1 | ARGUMENTS_OFFSET, std::ptr::null_mut());

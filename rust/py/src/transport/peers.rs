@@ -98,7 +98,7 @@ impl Peers {
 
     #[inline]
     pub fn link_of(&self, peer: usize) -> usize {
-        // The comparison avoids a division, which would double the cost of this function.
+        // The comparison avoids the division in most calls. The division would double the cost of this function.
         if peer < self.links.len() { peer } else { peer % self.links.len() }
     }
 
