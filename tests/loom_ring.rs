@@ -1,5 +1,4 @@
-//! Explores with loom all interleavings of the two ends of a small ring. Each slot must be read exactly once, after it
-//! was written.
+//! Explores with loom all interleavings of a small ring's two ends. Each slot must be read once, after the write.
 #![cfg(loom)]
 
 mod common;

@@ -1,5 +1,5 @@
-//! Tests how often a waiting thread yields the processor. A thread must continue to yield if this ends its waits early,
-//! and must rarely yield if only unrelated threads use the processor.
+//! Tests how often a waiting thread yields the processor. A thread must continue to yield as long as its waits end
+//! early because of the yielding. A thread must rarely yield if only unrelated threads use the processor.
 
 use proptest::prelude::*;
 use torchdata_core::process::turns::Turns;

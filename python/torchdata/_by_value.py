@@ -1,7 +1,7 @@
 """Pickles objects by value with cloudpickle, and refuses objects that would lose attributes.
 
-This module pickles items, states and programs that plain pickle does not support. It is imported only when needed,
-because it imports cloudpickle.
+This module pickles items, states and programs that plain pickle does not support. This module is imported only when
+needed, because it imports cloudpickle.
 
 If an object inherits `__reduce__` from a base class, `__reduce__` may omit attributes of the derived class. For
 example, `types.SimpleNamespace.__reduce__` omits the `__slots__` of derived classes. Pickling an object raises an error

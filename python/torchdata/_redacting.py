@@ -118,7 +118,7 @@ def digest(name: str, words: str) -> str:
     """Returns a few digits that identify a secret without revealing it.
 
     The digits are equal in every process, on every rank and in every state, so that states can be compared. From all
-    states together, an attacker learns only 16 bits of a secret, which excludes all but one in 65,536 guesses.
+    states together, an attacker learns only 16 bits of a secret, so about one of every 65,536 guesses remains possible.
 
     If the same secret occurs under two names, its digits differ.
     """

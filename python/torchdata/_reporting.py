@@ -122,8 +122,8 @@ def _scalars(row: dict[Any, Any]) -> str | None:
 
 
 def key_of(item: Any) -> str | None:
-    """Returns the key of an item: its `__key__`, its first element or the item itself. A row without a `__key__` is
-    named by its scalar columns."""
+    """Returns the key of an item: its `__key__`, its first element or the item itself. The key of a row without a
+    `__key__` consists of the row's scalar columns."""
     if isinstance(item, dict):
         item = item.get("__key__") or _scalars(item)
     elif isinstance(item, (tuple, list)) and item:

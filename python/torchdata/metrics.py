@@ -84,6 +84,8 @@ class MetricsServer:
     """
 
     def __init__(self, loader: Any, port: int, address: str, rank: int | None) -> None:
+        if not 0 <= port <= 65_535:
+            raise ValueError(f"prometheus: port must be from 0 to 65535 (0 for a free port), but got {port}")
         client = optional_import("prometheus_client", extra="prometheus", needed_by="metrics.prometheus")
         registry = client.CollectorRegistry()
         registry.register(PrometheusCollector(loader, rank))
@@ -131,6 +133,7 @@ def prometheus(
     Raises:
         ModuleNotFoundError: prometheus_client is not installed (extra `prometheus`).
         OSError: the port is in use.
+        ValueError: the port is not from 0 to 65535.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2

@@ -175,7 +175,7 @@ impl World {
         self.elsewhere.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }
 
-    /// Returns whether a child has exited, and the main process can detect this.
+    /// Returns whether a child has exited in a way that the main process can detect.
     pub fn has_exited(&self, index: usize) -> bool {
         let child = &self.children[index];
         let all_arrived = |carrier: &Carrier| {

@@ -1,5 +1,4 @@
-//! Models the steps of child processes: running graphs, sending items, reading items from the dispatching process, and
-//! executing commands.
+//! Models the steps of child processes: running graphs, sending and reading items, and executing commands.
 
 use torchdata_core::protocol::{Choice, Command, CommandState, Grant, Reader, Sending, Step, Stream, Wish};
 

@@ -54,8 +54,8 @@ impl Hash for Fingerprint {
     }
 }
 
-/// Hashes the parts of a state. Several small parts are combined into one 64-bit word, which begins with a 1 bit, so
-/// that the hash depends on the number of bytes.
+/// Hashes the parts of a state. Several small parts are combined into one 64-bit word. The word begins with a 1 bit, so
+/// that parts of different lengths get different words.
 struct Words {
     halves: Fingerprint,
     /// The incomplete word: a 1 bit, followed by the bytes that were added since the last full word.

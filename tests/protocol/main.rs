@@ -1,5 +1,4 @@
-//! Explores all interleavings of the protocol between the main process, workers and the dispatching process in small
-//! loaders.
+//! Explores all interleavings of the protocol between the processes of small loaders.
 //!
 //! There must be no deadlock: from every state, the loader must be able to end. No item may be lost, duplicated,
 //! delivered out of order, or delivered in another epoch. An epoch without an error must be complete, and the exit of a

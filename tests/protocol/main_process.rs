@@ -1,5 +1,4 @@
-//! Models the steps of the main process: it begins and leaves epochs, requests items, pauses and stops children, and
-//! calls functions in children.
+//! Models the main process, which begins and leaves epochs, requests items, and commands its children.
 
 use torchdata_core::protocol::{Command, Next, Stream};
 

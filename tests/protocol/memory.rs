@@ -36,7 +36,7 @@ pub struct Link {
     /// The `Grant` of the link's reader, which permits the link's writer to send `count` items.
     pub grant: u64,
     pub count: u32,
-    /// The worker's epoch while the worker waits for a dispatched item, and otherwise 0.
+    /// The worker's epoch if the worker is waiting for a dispatched item, or else 0.
     pub starving: u32,
 }
 

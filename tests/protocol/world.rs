@@ -1,5 +1,4 @@
-//! Models a small loader: the main process, workers, and optionally the dispatching process. The ring of each link has
-//! room for a few messages.
+//! Models a small loader with workers and, optionally, a dispatching process. Each link holds only a few messages.
 //!
 //! The model simulates shared memory and processes, but runs the real state machines (`torchdata_core::protocol`).
 
@@ -155,10 +154,10 @@ pub enum Main {
     /// The main process requests the next item.
     Reading(bool),
     Paused,
-    /// The main process must call a function in `.0` more children. `.1` is true if the loader is paused.
+    /// The main process must call a function in `.0` remaining children. `.1` is true if the loader is paused.
     Calling(usize, bool),
     Between,
-    /// The main process stops the children, and `.0` children have already received the command.
+    /// The main process stops the children. `.0` is the number of children that have already received the command.
     Stopping(usize),
     Exited,
 }

@@ -146,8 +146,7 @@ def _every_interrupt_is_raised() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _this_process_is_no_worker() -> Iterator[None]:
-    """Fails a test that leaves torch's worker info set, because later loaders would read only the shard of this
-    worker."""
+    """Fails a test that leaves torch's worker info set, because later loaders would read only this worker's shard."""
     yield
     worker = sys.modules.get("torch.utils.data._utils.worker")
     info = getattr(worker, "_worker_info", None)

@@ -36,7 +36,7 @@ class ObservedLoader:
             since: earlier statistics of this loader, so that only later counts are included; None (the default)
                 includes all counts of `stats`.
         """
-        return self._recorder.diagnose(since, self._epochs_ended())
+        return self._recorder.diagnose(since)
 
     def progress(self, **options: Any) -> ProgressBar[Any]:
         """Returns an iterable over an epoch that shows its progress: items per second, the completed part, and the time
@@ -69,7 +69,3 @@ class ObservedLoader:
 
     def _groups(self) -> Sequence[Any]:
         raise NotImplementedError
-
-    def _epochs_ended(self) -> int:
-        """Returns the number of ended epochs, or 0 while an epoch is running."""
-        return 0

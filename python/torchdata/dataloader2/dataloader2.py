@@ -533,9 +533,6 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
     # -- introspection -----------------------------------------------------------------------------
 
-    def _epochs_ended(self) -> int:
-        return 0 if self._run.is_iterating else self._run.epochs
-
     def _groups(self) -> list[Any]:
         processes = None
         if self.reading_service is not None and not self._terminated:

@@ -19,6 +19,7 @@ from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
 from torchdata.datapipes._pipe.checks import check_int, wrong_type
 from torchdata.datapipes._pipe.datasets import is_coordinated, is_indexed_only, shuffles_itself, splits_itself
+from torchdata.datapipes._pipe.explaining import ordinal
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.datapipe import MapDataPipe
@@ -378,8 +379,8 @@ class _Linter:
         )
 
     def _label(self, pipe: Any) -> str:
-        """Returns, for example, `Mapper (2 of 3 pipes)`."""
-        return f"{_name(pipe)} ({self.numbers[id(pipe)]} of {len(self.pipes)} pipes)"
+        """Returns, for example, `Mapper (2nd of 3 pipes)`."""
+        return f"{_name(pipe)} ({ordinal(self.numbers[id(pipe)])} of {len(self.pipes)} pipes)"
 
 
 #: `_ONE_BY_ONE`: pipes that yield each item of their inputs separately. `_SIDE_BY_SIDE`: pipes that yield tuples with

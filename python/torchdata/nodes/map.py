@@ -88,7 +88,7 @@ class _InlineMapper(BaseNode[T]):
 class _ThreadMapper(ThreadedNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_run", "_workers", "_pages"})
 
-    #: The processes, which keep running when the node is reset.
+    #: The worker processes, which keep running when the node is reset.
     _workers: Workers | None = None
     _pages: Pages | None = None
 

@@ -69,7 +69,8 @@ class Drawing:
         #: global generators, because the dataset may use any of them.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: For each displaced copy, its state, and the state that its global generator had at the same moment.
+        #: Maps the name of a global generator to two states at the same moment: the state of the displaced copy, and
+        #: the state of the generator.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
         #: For each global generator, its state and its count in `_restores` when this loader last loaded a state.

@@ -111,7 +111,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         return self._successor
 
     def shutdown(self) -> None:
-        """Stops the readers of this iterator."""
+        """Stops the threads and processes that read batches for this iterator."""
 
     @property
     def _num_received(self) -> int:

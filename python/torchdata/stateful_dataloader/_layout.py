@@ -328,8 +328,8 @@ def _parse_position(
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
-    """Returns `theirs[key]`, the value of a key of torchdata 0.11. Missing values and missing entries of a dict are
-    taken from `ours`."""
+    """Returns the value of `key` in `theirs`, a part of a state of torchdata 0.11. Missing values and missing entries
+    of a dict are taken from `ours`."""
     if not fills:
         return theirs[key]
     if key not in theirs or (theirs[key] is None and key in _HIDDEN):

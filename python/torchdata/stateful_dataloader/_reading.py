@@ -149,8 +149,8 @@ class EpochReader:
         self._held = _NONE
         random = position.random or {}
         set_all(random)
-        # Loading a dataset's state may set the global generators. A reader that begins a new epoch needs its own
-        # generators, so their previous states are restored after loading.
+        # Loading a dataset's state may set the global generators. A reader that begins a new epoch must not use these
+        # loaded states, so the previous states of the generators are restored after loading.
         with put_back_afterwards(GLOBAL if position.ended or (position.unstarted and not position.begins) else ()):
             self._fetcher = None
             if not position.ended or position.has_state:
@@ -313,7 +313,7 @@ class EpochReader:
         state = self._state()
         if not self.restores_position and not self.has_ended and isinstance(self._kept, ReadingPosition):
             state = state._replace(collate=self._kept.collate)  # all batches of the epoch are collated again
-        # `digest` and `ended` are reset if they include a batch that the program has not received.
+        # If `digest` and `ended` include a batch that the program has not received, both fields are reset.
         return state if is_exact else state._replace(digest=None, ended=False)
 
     def took(self, position: ReadingPosition | bytes) -> None:

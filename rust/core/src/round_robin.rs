@@ -19,7 +19,7 @@ impl RoundRobin {
         self.current = 0;
     }
 
-    /// Begins an epoch. Peer number `peer` has the first turn, and all peers become active.
+    /// Begins an epoch. The peer with the number `peer` has the first turn, and all peers become active.
     pub fn start_at(&mut self, peer: usize) {
         assert!(peer < self.ended.len(), "there are {} peers, so there is no peer {peer}", self.ended.len());
         self.start();

@@ -88,8 +88,8 @@ impl Strided {
     }
 
     /// # Safety
-    /// The axes in `around` and the two innermost axes must describe `len` bytes of elements. The safety
-    /// conditions of `copy` must hold for all these elements.
+    /// The axes in `around` and the two innermost axes must describe `len` bytes of elements. The safety conditions of
+    /// `copy` must hold for all elements on these axes.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
             // SAFETY: all elements are on the two innermost axes, and the caller guarantees the conditions of `copy`

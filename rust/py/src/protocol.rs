@@ -17,7 +17,8 @@ fn command(kind: &str, number: u64) -> PyResult<Command> {
     }
 }
 
-/// Returns the value that announces a command in shared memory, or None for the command `call`.
+/// Returns the integer that the main process writes into shared memory to announce a command, or None for the command
+/// `call`.
 #[pyfunction]
 pub fn order_of(kind: &str, number: u64) -> PyResult<Option<u64>> {
     command(kind, number).map(Command::order)

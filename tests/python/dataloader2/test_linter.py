@@ -1,4 +1,4 @@
-"""The linter reports faults in graphs, accepts valid graphs, and supplies the warnings of the multi-process service."""
+"""The linter reports faults in graphs, and accepts valid graphs. The multi-process service warns of the faults."""
 
 import itertools
 import random
@@ -151,10 +151,10 @@ test_wrong_arguments_are_named = refuses(
 
 def test_a_finding_is_a_sentence_with_the_pipe_s_number_and_the_remedy() -> None:
     [finding] = lint(ints().map(str).sharding_filter().batch(2).map(len))
-    assert str(finding).startswith("ShardingFilter (3 of 5 pipes): no `shuffle` comes before this filter")
+    assert str(finding).startswith("ShardingFilter (3rd of 5 pipes): no `shuffle` comes before this filter")
     assert str(finding).endswith("put `.shuffle()` before `.sharding_filter()`")
     [finding] = lint(ints().map(str), 3)
-    assert "IterableWrapper (1 of 2 pipes): " in str(finding)
+    assert "IterableWrapper (1st of 2 pipes): " in str(finding)
     assert "each of 3 workers yields all items, and every item is yielded 3 times" in str(finding)
     assert "with a filter and `DataLoader2(..., splits=64)`" in str(finding)
     assert "unless" not in str(finding)
@@ -162,7 +162,7 @@ def test_a_finding_is_a_sentence_with_the_pipe_s_number_and_the_remedy() -> None
     assert "(unless your own pipe or iterable divides the items)" in str(finding)
     [finding] = lint(sharded().concat(ints()))
     assert str(finding).startswith(
-        "Concater (5 of 5 pipes): the input IterableWrapper (4 of 5 pipes) is not sharded, whereas ShardingFilter "
+        "Concater (5th of 5 pipes): the input IterableWrapper (4th of 5 pipes) is not sharded, whereas ShardingFilter "
     )
 
 

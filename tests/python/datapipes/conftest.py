@@ -1,4 +1,4 @@
-"""Fixtures that several files of tests for pipes use."""
+"""Fixtures for the tests of pipes, which several files use."""
 
 import socket
 from collections.abc import Iterator

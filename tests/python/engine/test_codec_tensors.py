@@ -1,5 +1,4 @@
-"""Tensors that are sent without pickle equal the tensors that torch creates over a buffer, with both versions of
-DLPack."""
+"""With both versions of DLPack, tensors sent without pickle equal tensors that torch creates over a buffer."""
 
 import copy
 import io

@@ -154,8 +154,7 @@ def add_epoch_seed(datapipe, worker_info, seed_generator):
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_functions_put_into_the_module_prepare_the_graph_in_workers(method, monkeypatch):
-    """Some packages replace functions of `reading_service` with copies from torchdata 0.9, which take other
-    parameters."""
+    """Some packages replace functions of `reading_service` by copies from torchdata 0.9 with other parameters."""
 
     def init(datapipe, worker_info, custom_init_fn, worker_prefetch_cnt, dispatching_req_queue, dispatching_res_queue):
         from torchdata.dataloader2 import communication  # noqa: F401

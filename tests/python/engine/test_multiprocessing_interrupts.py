@@ -1,5 +1,4 @@
-"""Ctrl-C in a terminal immediately raises one KeyboardInterrupt in the main process, and leaves no output or
-process."""
+"""Ctrl-C in a terminal raises one KeyboardInterrupt at once in the main process, and leaves no output or process."""
 
 import errno
 import json

@@ -1,5 +1,4 @@
-"""The garbage collector frees reference cycles with objects of the extension, and may run while these objects are
-used."""
+"""The garbage collector frees reference cycles with objects of the extension, even while such objects are used."""
 
 import gc
 import gzip

@@ -1,5 +1,4 @@
-"""The names of torchdata 0.9 and 0.11 exist and accept the same arguments, including private names that old code
-uses."""
+"""The names of torchdata 0.9 and 0.11, even private names in old code, exist and accept the same arguments."""
 
 import enum
 import importlib

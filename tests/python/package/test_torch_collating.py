@@ -1,5 +1,4 @@
-"""In workers of this package, torch's `default_collate` stacks samples directly into memory that is sent without a
-copy."""
+"""In workers, torch's `default_collate` stacks samples directly into memory that is sent without a copy."""
 
 import math
 from pathlib import Path

@@ -66,8 +66,7 @@ def seen(stats, cores, workers=2, each=0.01, ran=None, startup=0.0, step=0.0004)
 
 
 def test_no_more_workers_are_advised_than_keep_the_cores_busy(counted):
-    """The training loop needs 25 workers (0.4 ms per step, 10 ms of computing per item), but there are only two
-    cores."""
+    """The training loop needs 25 workers (0.4 ms per step, 10 ms to compute an item), but there are only two cores."""
     words = str(diagnose(seen(counted["computes"], cores=2)))
     assert words.endswith(
         "The 2 cores are busy with 2 workers: more would not be faster. Make computes cheaper, or use more cores."

@@ -46,6 +46,8 @@ def scraped(url: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
 
 def test_prometheus_scrapes_what_the_loader_counts() -> None:
     pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
+    with pytest.raises(ValueError, match="port must be from 0 to 65535"):
+        metrics.prometheus(loader_of(1), 99_999)
     with loader_of(40, stats="full") as loader, metrics.prometheus(loader, 0, rank=3) as server:
         before = scraped(server.url)
         assert before["torchdata_items_total"] == {(("rank", "3"),): 0.0}

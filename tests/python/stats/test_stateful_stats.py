@@ -1,7 +1,7 @@
-"""The statistics of a `StatefulDataLoader` contain counts, the responsible code, long waits, and the loader's
-processes."""
+"""Statistics of a `StatefulDataLoader` contain counts, the responsible code, long waits, and the processes."""
 
 import copy
+import multiprocessing
 import os
 import pickle
 import re
@@ -142,6 +142,20 @@ def test_quantiles_describe_single_samples_and_single_batches(monkeypatch: pytes
     assert rows["Photos.__getitem__"].p50 == pytest.approx(0.01, rel=0.2)
     assert rows["Photos.__getitem__"].own_seconds == pytest.approx(6 * 0.04)
     assert rows["pad"].p50 == pytest.approx(0.001, rel=0.2)
+
+
+def test_an_epoch_without_items_is_diagnosed_as_empty() -> None:
+    nothing: Any = IterableWrapper([])
+    several = StatefulDataLoader(nothing, num_workers=2)
+    for loader in (StatefulDataLoader(nothing), several, nodes.Loader(nodes.IterableWrapper([]))):
+        assert not list(loader)
+        assert loader.diagnose().kind == "empty"
+
+
+def test_workers_in_a_daemonic_process_are_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
+    with pytest.raises(AssertionError, match="start this process with daemon=False, or use num_workers=0"):
+        list(StatefulDataLoader(range(3), num_workers=2))
 
 
 def test_arguments_without_effect_are_refused() -> None:

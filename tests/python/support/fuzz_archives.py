@@ -1,5 +1,4 @@
-"""Gives damaged input (see `fuzz_files`) to the readers of archives, compressed files, TFRecords, the on-disk cache,
-and images."""
+"""Gives damaged input (see `fuzz_files`) to readers of archives, compressed files, TFRecords, caches and images."""
 
 import bz2
 import gzip

@@ -117,8 +117,7 @@ def read_until_call(iterator: Iterator[Any], number: int) -> list[Any] | None:
 
 
 def check_each_call(build: Callable[[], Any], step: int = 1) -> int:
-    """Interrupts a loader at every `step`-th function call, and checks that no item is lost. Returns the number of
-    interruptions."""
+    """Interrupts a loader at every `step`-th function call. No item may be lost. Returns the number of interrupts."""
     with build() as made:
         epochs = [[*map(repr, made)] for _ in range(2)]
     number = 0
@@ -148,8 +147,7 @@ class SavingAtCall(AtCall):
 
 
 def check_states_at_each_call(build: Callable[[], Any], step: int) -> int:
-    """Saves a state in a signal handler at each `step`-th function call of an epoch, and resumes from each state.
-    Returns the number of states."""
+    """Saves a state in a signal handler at each `step`-th function call, and resumes from it. Returns how often."""
     with build() as made:
         epochs = [[*map(repr, made)] for _ in range(2)]
     number = 0

@@ -27,8 +27,7 @@ of_ray = [
 ]
 
 
-#: On a busy machine, actors start in time only with normal priority. Importing pyarrow and pydantic is slow, so workers
-#: do not import them.
+#: On a busy machine, actors start in time only with normal priority, and without slow imports (pyarrow, pydantic).
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",

@@ -18,7 +18,7 @@ from torchdata._handlers import FailuresSuppressed, is_of_handler
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk as DataChunk
 
-#: An attribute of this name marks an exception that was raised while an item was pickled.
+#: The name of the attribute that marks exceptions that were raised while an item was pickled.
 UNSENT = "_torchdata_unsent"
 
 
@@ -55,8 +55,8 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-#: A `bytes` object of at least `_LEAST_BYTES` bytes becomes a separate buffer of a program, because a pickler passes
-#: such an object to `write` without a copy.
+#: In a pickled program, each `bytes` object of at least `_LEAST_BYTES` bytes becomes a separate buffer, because a
+#: pickler passes such an object to `write` without a copy.
 _LEAST_BYTES = 64 << 10
 
 

@@ -19,7 +19,8 @@ from torchdata._reporting import add_note, came_from, fold, make_printable, note
 
 
 class _VerbatimKey(str):
-    """A message with a `repr` without quotes, because a KeyError displays the `repr` of its message."""
+    """A message whose `repr` has no quotes. A KeyError displays the `repr` of its message, and would otherwise show
+    quotes."""
 
     __slots__ = ()
 

@@ -103,7 +103,7 @@ class Tables:
             return table
 
     def give_back(self, table: Reducers) -> None:
-        """Stores an unused table for the next pickler."""
+        """Stores a table that is no longer used, so that the next pickler can use the table."""
         if table.made_for is self._seen and len(table) <= self._MOST_TYPES:
             self._free.append(table)
 

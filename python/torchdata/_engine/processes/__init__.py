@@ -1,1 +1,1 @@
-"""Starts child processes, passes them what they inherit from the main process, and ends them."""
+"""Starts child processes with the data that they inherit from the main process, and ends child processes."""

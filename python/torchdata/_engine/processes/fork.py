@@ -303,8 +303,8 @@ def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], POLL_INTERVAL)
         # Exits are checked before messages are read, because a child may send a message right before its exit. Only
-        # children that were killed because of a held lock are forked again. Other exits are reported when the main
-        # process waits for the child's items.
+        # children that were killed because of a held lock are forked again. If a child has exited for another reason,
+        # the loader reports the exit when it waits for the child's items.
         exited = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.was_blocked_by_lock]
         for number, step in _read_steps(reader):

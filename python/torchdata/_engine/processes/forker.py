@@ -62,13 +62,14 @@ class ForkingProcess:
     """Any thread and signal handlers may use a `ForkingProcess`.
 
     Args:
-        inherits: whether the forking process is a copy of the main process, so that it is ready immediately.
+        inherits: whether the forking process is a copy of the main process, which makes the forking process ready
+            immediately.
         launch: a function that creates the process, given the two ends of the socket for communication.
     """
 
     #: If a signal has arrived and the start of the forking process takes more than `_grace` seconds, the start is
-    #: abandoned. The number doubles whenever a start of the forking process is abandoned, so that a start succeeds even
-    #: if signals arrive continuously.
+    #: abandoned. `_grace` doubles after each abandoned start, so that a later start succeeds even if signals arrive
+    #: continuously.
     _grace = _POLL_INTERVAL
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
@@ -329,8 +330,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # The child always gets an answer, because it does not notice a closed pipe if another process has a copy of
-            # this end.
+            # The child always gets an answer, because a child cannot detect that this process has closed its end of the
+            # pipe if another process has a copy of this end.
             with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)

@@ -60,7 +60,8 @@ class Pidfd:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has exited. Without a pidfd, the value becomes True only after the process was reaped."""
+        """Whether the process has exited. If the system has no pidfds, the property is True only after the process was
+        reaped."""
         if self.descriptor >= 0:
             return is_ready(self.descriptor, 0)
         try:

@@ -67,7 +67,10 @@ def start_all(
     children: Iterable[ChildProcess], start_method: str, started: Callable[[int], object] = lambda index: None
 ) -> None:
     """If the start fails or is interrupted, the children that were already started keep running."""
-    assert not current_process().daemon, "daemonic processes are not allowed to have children"
+    assert not current_process().daemon, (
+        "daemonic processes are not allowed to have children, such as the workers of a loader: start this process "
+        "with daemon=False, or use num_workers=0"
+    )
     children = list(children)
     spawns = start_method in _SPAWNING
     if spawns and _imports_the_program():

@@ -217,8 +217,8 @@ class _WorkerLane:
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # The exit is checked before messages are taken, because the messages are the worker's last ones only if it
-            # exited before.
+            # The exit is checked before messages are taken, because further messages may follow the taken messages
+            # unless the worker had already exited.
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1

@@ -173,8 +173,8 @@ class RemoteWorker(ChildProcess):
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # A `Carrier` needs a link in each direction, so `nothing` is created, although a worker sends nothing to
-            # the dispatching process.
+            # A `Carrier` needs a link in each direction. The link `nothing` stays unused, because a worker sends
+            # nothing to the dispatching process.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)

@@ -330,8 +330,8 @@ def pickled_program(
         except SharedMemoryHeld:
             raise
         except Exception as error:
-            # Multiprocessing raises an error with "inheritance" for its locks and queues, because they can be pickled
-            # only while a child is being started.
+            # Locks and queues of multiprocessing can be pickled only while a child is being started; otherwise, they
+            # raise an error whose message contains "inheritance".
             if is_of_handler(error) or "inheritance" in str(error):
                 raise
     from torchdata._by_value import ByValuePickler

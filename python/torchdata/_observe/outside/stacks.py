@@ -117,7 +117,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
 
 def _open(now: _Answering) -> bool:
     """Opens the memory for answers. Returns False if all real-time signals are in use."""
-    # A new signal is chosen if the program has installed its own handler for the old signal.
+    # If the program has installed its own handler for the chosen signal, another signal is chosen.
     if not now.signal or (now.ignored and signal.getsignal(now.signal) != signal.SIG_IGN):
         now.signal, now.ignored = _free_signal(), False
     if not now.signal:

@@ -167,12 +167,13 @@ class BatchRecorder(Recorder):
     def _begin(self, iterator: Any, row: int) -> None:
         assert self._counting is not None
         self._epochs += 1
-        self._final = None
+        self._has_ended, self._final = False, None
         self._note_beginning()
         self._counting.board.count_items(iterator, MAIN_PAGE, row)
 
     def end(self) -> None:
         """Ends an epoch before non-persistent workers exit."""
+        self._has_ended = True
         if self._counting is None or self._pid != os.getpid():
             return
         self._counting.end()

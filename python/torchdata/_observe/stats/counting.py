@@ -29,7 +29,7 @@ class Pages(NamedTuple):
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
-    """Exchanges the positions of two rows, and updates the indices of these rows in other rows."""
+    """Exchanges two rows of a table, and updates the indices by which other rows refer to these rows."""
     swapped = {one: other, other: one}
     rows = [(*row[:3], swapped.get(row[3], row[3]), *row[4:]) for row in rows]
     rows[one], rows[other] = rows[other], rows[one]

@@ -243,7 +243,8 @@ def oversubscribed(stats: LoaderStats) -> Verdict | None:
     children = [p for p in here if p.cpu_seconds is not None]
     ran = sum(child.cpu_seconds or 0.0 for child in children)
     queued = sum(child.waits_for_cpu_seconds or 0.0 for child in children)
-    # The processor time of a process includes its start, so it is divided by the whole lifetime of the process.
+    # The processor time of a process includes the start of the process, so the time is compared with the whole lifetime
+    # of the process.
     wall = max((child.running_seconds or 0.0 for child in children), default=0.0)
     there = stats.cores * wall
     if not children or there <= 0 or queued < 0.6 * ran or ran < OWN_CORES * there or ran + queued < 1.3 * there:

@@ -64,6 +64,7 @@ class Recorder:
             raise ValueError(f"wait_warning must be a share from 0 to 1 or None, not {wait_warning!r}")
         self.stall_warning, self.wait_warning = stall_warning, wait_warning
         self._is_wait_reported = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
+        self._has_ended = False
         self._began = 0.0
         self._since: Reading | None = None
         self._pid = 0
@@ -79,6 +80,7 @@ class Recorder:
 
     def begin(self, service: Any, datapipe: Any, delivery: Delivery) -> None:
         """Begins an epoch of the reading service `service`. `delivery` counts the items of the epoch."""
+        self._has_ended = False
         processes = service.engine_processes()
         if self._counting is None or self._pid != os.getpid() or processes is not self._processes:
             self._counting = self._take_board(service)
@@ -104,6 +106,7 @@ class Recorder:
         return counting
 
     def end(self) -> None:
+        self._has_ended = True
         if self._processes is not None and self._pid == os.getpid():
             self._processes.end_epoch()
         if self._counting is not None and self._pid == os.getpid():
@@ -196,13 +199,12 @@ class Recorder:
     def copied(self) -> Recorder:
         return Recorder("full" if self.full else "counts", self.stall_warning, self.wait_warning)
 
-    def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:
-        """Returns the diagnosis. `ended` is the number of finished epochs, or 0 while an epoch is running."""
+    def diagnose(self, since: LoaderStats | None = None) -> Verdict:
         from torchdata._observe.stats.diagnosis import diagnose, with_copied_memory
 
         stats = self.stats(since)
-        if not stats.epoch:  # an epoch begins with its first item, and no item was requested yet
-            stats = replace(stats, epoch=ended, epochs=ended)
+        if self._has_ended and not stats.epoch:  # epochs without items are not counted
+            stats = replace(stats, epoch=1, epochs=1)
         return with_copied_memory(diagnose(stats), stats, getattr(self._processes, "inherited", 0))
 
     def _summary(self, since: Reading | None) -> ShownStats:

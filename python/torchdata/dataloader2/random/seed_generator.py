@@ -65,7 +65,7 @@ class SeedGenerator(_native.SeedGenerator):
         self.restart(draw_seed() if seed is None else check_seed(seed))
 
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
-        """Returns the generator of a worker or rank.
+        """Returns a new generator for a worker or rank.
 
         The new generator has the same shared seeds as this generator, but its other seeds are independent of this
         generator.

@@ -40,8 +40,8 @@ class Caches:
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
         self._is_new, self._was_empty = True, False
-        #: The epoch that fills or has filled the caches. `_lacks_start`: whether the snapshot from its beginning is
-        #: missing.
+        #: The epoch whose items fill the caches, or have filled them. `_lacks_start`: whether the snapshot from its
+        #: beginning is missing.
         self._filled: Filled | None = None
         self._lacks_start = False
         #: The cached items that snapshots omit, and their size and checksum at the beginning of the epoch.

@@ -28,8 +28,8 @@ _KNOWN = _LIBRARIES | sys.stdlib_module_names
 _ON_HEAP = 1 << 9
 
 #: A function that examines one object of an item, and appends the ids of mutable objects to its second argument
-#: (`ids`). For memory that the object uses, the function appends a pair to its third argument: an identifier of the
-#: memory's owner, and the address. The function returns the objects that the examined object refers to; None if the
+#: (`ids`). If the object uses memory, the function appends a pair to its third argument: an identifier of the memory's
+#: owner, and the memory's address. The function returns the objects that the examined object refers to; None if the
 #: object may use memory that cannot be found.
 _Search = Callable[[Any, list[int], list[tuple[int, int]]], Sequence[Any] | None]
 

@@ -90,8 +90,8 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 
 
 def check_source(pipe: str, value: S, argument: str = "datapipe") -> S:
-    """Returns `value` as the source of a pipe. An iterable that is not a pipe is wrapped in an IterableWrapper, which
-    saves the position in the iterable."""
+    """Checks the source of a pipe, and returns the source. An iterable that is not a pipe is wrapped in an
+    IterableWrapper, which saves the position in the iterable."""
     if isinstance(value, MapDataPipe):
         raise TypeError(
             f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "

@@ -67,7 +67,7 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
     if yielded is not None:
         record = existing_record(datapipe)
         number = yielded + (0 if record is None else sum(record.skipped.values())) + 1
-        did = f"made {'their' if getattr(datapipe, 'is_several', False) else 'its'} {_ordinal(number)} item"
+        did = f"made {'their' if getattr(datapipe, 'is_several', False) else 'its'} {ordinal(number)} item"
     index = attributes_of(error).pop(_INDEX, None)
     if index is not None:
         did = f"{did}, of index {index}"
@@ -85,7 +85,7 @@ def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
     numbers = list(map(id, walk(last)))
     if origin["pipe"] not in numbers:
         return  # the exception was raised in another graph and then stored as an item
-    which = f" ({_ordinal(numbers.index(origin['pipe']) + 1)} of {len(numbers)} pipes{origin['after']})"
+    which = f" ({ordinal(numbers.index(origin['pipe']) + 1)} of {len(numbers)} pipes{origin['after']})"
     if len(numbers) == 1:
         which = ""
     text = f"This exception was raised while {origin['name']}{which} {origin['did']}."
@@ -98,7 +98,7 @@ def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
     origin["note"] = text
 
 
-def _ordinal(number: int) -> str:
+def ordinal(number: int) -> str:
     teens = number % 100 in (11, 12, 13)
     return f"{number}{'th' if teens else {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th')}"
 

@@ -273,8 +273,8 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def _row_read_for(datapipe: Any) -> str | None:
-    """If only `map` and `filter` follow an `ArrowReader`, names the table row of the current item; otherwise, returns
-    None."""
+    """Returns a phrase that names the table row of the current item, if only `map` and `filter` follow an
+    `ArrowReader`; otherwise None."""
     while type(datapipe).__name__ in ("Mapper", "Filter"):
         [datapipe] = sources_of(datapipe)
         if hasattr(type(datapipe), "_last_row"):

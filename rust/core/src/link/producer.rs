@@ -142,7 +142,7 @@ impl Producer {
         self.shards.fill(ShardProgress::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new());
         self.give_up();
-        // An interrupted wait for blocks may have left the flag `blocks_wanted` set.
+        // If a wait for blocks was interrupted, the flag `blocks_wanted` may still be set, and must be cleared.
         self.layout.header().blocks_wanted.lower();
     }
 

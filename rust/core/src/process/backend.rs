@@ -19,8 +19,8 @@ fn lacks() -> bool {
 }
 
 pub fn portable() -> bool {
-    /// The value is 1 for the portable fallback, 2 for Linux, and 0 before the first call of `system`. A lock is
-    /// avoided, because another thread could hold the lock during a fork, and the child could never release the lock.
+    /// The value is 1 for the portable fallback, 2 for Linux, and 0 before the first call of `system`. The code uses no
+    /// lock, because another thread could hold the lock during a fork, and the child could never release the lock.
     static CHOICE: AtomicU8 = AtomicU8::new(0);
     if CHOICE.load(Relaxed) == 0 {
         CHOICE.store(if is_requested() || lacks() { 1 } else { 2 }, Relaxed);

@@ -5,8 +5,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// A lock is avoided, because another thread could hold the lock during a fork, and the child could never release the
-/// lock.
+/// The code uses no lock, because another thread could hold the lock during a fork, and the child could never release
+/// the lock.
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
 /// The fork hook, which the C library calls in each forked child. A panic must not reach the C library.

@@ -81,8 +81,8 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
     entry
 }
 
-/// Registers a memory mapping in the list of inherited entries. The owner of the memory must drop this object before
-/// unmapping the memory.
+/// Registers a memory mapping in the list of objects that forked children inherit. The owner of the memory must drop
+/// this object before unmapping the memory.
 #[derive(Debug)]
 pub struct Mapping(&'static InheritedEntry);
 

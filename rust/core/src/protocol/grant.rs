@@ -32,7 +32,7 @@ pub struct Grant {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reader {
-    /// The reader still reads a stream that precedes the writer's stream.
+    /// The reader has not yet reached the writer's stream, and still reads an earlier stream.
     Earlier,
     /// The total number of items that the reader wants from the writer's stream, modulo 2^30.
     Here(u32),

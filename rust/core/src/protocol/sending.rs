@@ -110,7 +110,8 @@ impl Sending {
         })
     }
 
-    /// Like `permit`, but returns `Wait` instead of `Now`, because the writer has reached its limit of bytes in flight.
+    /// Works like `permit` for a writer that has reached its limit of bytes in flight: returns `Wait` if `permit` would
+    /// return `Now`.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

@@ -49,7 +49,7 @@ impl Hub {
         self.operation == 0 && rank > 0 && (rank as usize) < self.members.len()
     }
 
-    /// Records that a member has connected, and submits the value 0 for operation 0 on behalf of this member.
+    /// Records that a member has connected. Connecting also submits the member's value, 0, for the first operation.
     pub fn admit(&mut self, rank: u32) {
         self.members[rank as usize] = MemberState::Taken { received: None };
         self.values[rank as usize] = Some(0);

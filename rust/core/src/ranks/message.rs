@@ -7,7 +7,8 @@ pub type Token = [u8; 16];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// The first message of a member, which also submits the value 0 for operation 0.
+    /// The first message of a member (a rank other than 0), which also submits the member's value, 0, for the first
+    /// operation.
     Hello { token: Token, rank: u32 },
     /// The first message of the hub, which proves the hub's identity to the member.
     Welcome { token: Token },

@@ -16,7 +16,8 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The value of `generation` in a board that is open only for reading, so that `is_of_this_process` returns false.
+/// The value of `generation` in a board that is open only for reading. For such a board, `is_of_this_process` returns
+/// false.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The maximum size in bytes of another loader's board, because reading a board allocates memory.
@@ -294,8 +295,8 @@ impl PageRef {
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
-    /// Initializes the record of pipe number `index`. Pipe number `reader` reads the items of this pipe. Returns None
-    /// if the page lacks a record for this index.
+    /// Initializes the record of the pipe with the number `index`. `reader` is the number of the pipe that reads the
+    /// items of this pipe. Returns None if the page lacks a record for this index.
     pub fn pipe(
         &self,
         index: usize,

@@ -21,8 +21,8 @@ pub trait Parker {
 pub struct Bell {
     /// How often the bell was rung while a thread was sleeping.
     word: AtomicU32,
-    /// The lower half is the number of sleeping threads. The upper half counts how often `ring` has reset the lower
-    /// half.
+    /// The lower half is the number of sleeping threads. The upper half is the number of times that `ring` has set the
+    /// lower half to 0.
     sleepers: AtomicU64,
 }
 

@@ -329,7 +329,7 @@ pub fn tensor_over<'py>(
         let managed = Versioned { version: [MAJOR, 0], context, free: Some(Home::<Versioned>::free), flags: 0, tensor };
         let managed = Home { managed, extents, _memory: memory }.leave();
         let mut object = null_mut();
-        // SAFETY: torch takes ownership of `managed` even if the call fails. A failed call sets an exception.
+        // SAFETY: torch takes ownership of `managed` even if the call fails. If the call fails, an exception is set.
         return unsafe {
             if (exchange.object_of)(managed, &mut object) == 0 {
                 Bound::from_owned_ptr_or_err(py, object)

@@ -70,7 +70,7 @@ pub enum Tag {
     /// A tensor is sent as its element type, number of dimensions, a flag for strides, its shape, strides (only if the
     /// flag is set) and elements.
     Tensor,
-    /// A pickled object is sent as its pickle, the number of buffers and the buffers.
+    /// A pickled object: the pickle, the number of separate buffers, and these buffers.
     Pickle,
     /// This tag precedes each long string or bytes object. Later parts of the item can refer to this object by its
     /// index among the item's `Kept` objects.

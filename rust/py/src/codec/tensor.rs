@@ -27,9 +27,9 @@ impl Layout {
     }
 }
 
-/// Returns the layout for a copy without gaps between the elements, and the strides of this copy. Like `torch.clone`,
-/// the copy without gaps keeps the order of the dimensions in memory. Returns None if several indices of a dimension
-/// refer to the same element.
+/// Returns the layout for a copy without gaps between the elements, and the strides of this copy. The copy keeps the
+/// order of the dimensions in memory, as `torch.clone` does. Returns None if several indices of a dimension refer to
+/// the same element.
 fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided, Vec<i64>)> {
     if shape.iter().zip(strides).any(|(&count, &stride)| stride == 0 && count > 1) {
         return None;

@@ -265,7 +265,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
 
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: `next_item` passes its own guard to this function, and that guard is valid and not cleared. The token
-    // keeps the word `current` valid until the guard is cleared.
+    // keeps the memory that `current` points to allocated until the guard is cleared.
     unsafe {
         let guard = object.cast::<Guard>();
         let before = (*(*guard).current).load(Relaxed);

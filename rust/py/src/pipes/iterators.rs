@@ -23,8 +23,8 @@ const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
     // SAFETY: `first` points to one argument. The array entry before the argument is unused, as `ARGUMENTS_OFFSET`
-    // requires. The function and the argument are existing objects. PyObject_Vectorcall returns a new reference, or
-    // NULL with an exception set.
+    // requires. `function` and `argument` keep their objects alive during the call. PyObject_Vectorcall returns a new
+    // reference, or NULL with an exception set.
     unsafe {
         let first = arguments.as_ptr().add(1);
         let result = PyObject_Vectorcall(function.as_ptr(), first, 1 | ARGUMENTS_OFFSET, std::ptr::null_mut());
@@ -66,7 +66,7 @@ pub struct FilterIterator {
     plain: Vec<Py<PyType>>,
     /// A function that is called for each dropped item, unless the type of the item is in `plain`.
     on_dropped: Py<PyAny>,
-    /// Converts results of `predicate` that are not bools.
+    /// The function that converts results of `predicate` other than bools to bools.
     to_bool: Py<PyAny>,
 }
 

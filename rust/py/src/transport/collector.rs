@@ -38,7 +38,8 @@ pub struct Collector {
 
 #[pymethods]
 impl Collector {
-    /// Content that begins with this prefix is the reason why a worker could not take a snapshot.
+    /// If the content of a snapshot begins with this prefix, the rest of the content is the reason why a worker could
+    /// not take a snapshot.
     #[classattr]
     const REASON: &[u8] = REASON;
 

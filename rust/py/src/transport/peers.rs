@@ -70,8 +70,8 @@ pub struct Peers {
     pub paused: bool,
     /// The index of the link, if only items of one link wake up this process, or None if items of all links wake it up.
     awaited: Option<usize>,
-    /// Whether the items of all links must wake up the main process, because a worker has waited for the dispatching
-    /// process in this epoch.
+    /// Whether a worker has waited for the dispatching process in this epoch. After such a wait, items on every link
+    /// wake up the main process.
     has_starved: bool,
     /// The latest message of any link. The memory of this message is reused for the next message.
     pub current: Taken,
@@ -98,7 +98,7 @@ impl Peers {
 
     #[inline]
     pub fn link_of(&self, peer: usize) -> usize {
-        // The comparison avoids a division, which would double the cost of this function.
+        // The comparison avoids the division in most calls. The division would double the cost of this function.
         if peer < self.links.len() { peer } else { peer % self.links.len() }
     }
 

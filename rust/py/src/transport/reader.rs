@@ -58,7 +58,8 @@ pub struct Reader {
     /// In a worker process, the link for commands, because a command must end the waits of the reader.
     pub interrupt: Option<Interrupt>,
     pub stream: Stream,
-    /// A stream that has begun only to receive its first snapshot, before any item is requested.
+    /// A stream that the reader has begun only to receive the first snapshot, before any item of the stream is
+    /// requested.
     looked_into: Option<Stream>,
     own: BellRef,
     /// A callback with the arguments (peer, description), which must raise the exception that a worker has reported.

@@ -133,7 +133,7 @@ impl Sender {
 
     /// Makes `pump` call `taker(shard, waits)` from time to time, between two items. The pause between two calls is
     /// `factor` times a call's duration, but at least `seconds`. While the process waits for its reader, the pause can
-    /// be shorter, and `waits` is False, so `taker` must not wait for other threads.
+    /// be shorter. During this wait, `waits` is False, and `taker` must not wait for other threads.
     ///
     /// `taker` returns None or a tuple with the content of a snapshot. The tuple begins with the number of the
     /// iteration over the dispatched items, and the number and checksum of the items in this iteration.
@@ -198,8 +198,8 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // `outlet` stays locked while the item is computed. No other thread waits for this lock, because only this
-            // thread sends, and `allocate` works without the lock.
+            // The lock of `outlet` is held while the item is computed. No other thread waits for this lock, because
+            // only this thread sends, and `allocate` works without the lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {

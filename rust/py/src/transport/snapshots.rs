@@ -23,7 +23,8 @@ use torchdata_core::protocol::{Account, Books, Dispatched, PeerPosition, Share, 
 use super::kinds as kind;
 use crate::errors;
 
-/// Content that begins with this prefix is the reason why no snapshot could be taken.
+/// If the content of a snapshot begins with this prefix, the rest of the content is the reason why no snapshot could be
+/// taken.
 pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;

@@ -12,7 +12,7 @@ from pipes_table.row import BadArgument, Row, seed
 
 __all__ = ["BAD_ARGUMENTS", "ELSEWHERE", "IGNORES_WARNINGS_OF_PIPES", "ROWS", "Row", "seed"]
 
-#: For tests that use pipes of all rows.
+#: Marks for tests that use the pipes of all rows: the tests ignore warnings that some of these pipes issue.
 IGNORES_WARNINGS_OF_PIPES = [
     pytest.mark.filterwarnings("ignore:Some child DataPipes are not exhausted"),
     pytest.mark.filterwarnings("ignore:The length of this HeaderIterDataPipe"),

@@ -18,7 +18,7 @@ class Row:
     name: str
     #: Creates the pipe from a function that creates a source, and from `params`.
     build: Callable[..., Any]
-    #: Returns the items that the pipe must yield, given the source's items and `params`.
+    #: Computes the items that the pipe must yield from the source's items and `params`.
     model: Callable[..., list[Any]]
     #: For each parameter of the pipe: a Hypothesis strategy, and a fixed value.
     params: dict[str, tuple[Any, Any]] = field(default_factory=dict)

@@ -17,8 +17,8 @@ from typing import Any, Literal
 #: exceed this number.
 LARGEST_STRUCTURE = 4096
 
-#: A nested container counts as this number of inspected members, because opening a container takes longer than
-#: inspecting one member.
+#: The number of members that the inspection of a nested container counts for, because opening a container takes longer
+#: than inspecting one member.
 OPENING = 8
 
 #: The classes `IterDataPipe` and `MapDataPipe`. The module `datapipe` sets this variable, because importing `datapipe`

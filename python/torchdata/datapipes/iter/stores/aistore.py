@@ -166,7 +166,7 @@ class _AISRecipe(ObjectRecipe):
 class _AISObject(RemoteFile[_AISRecipe]):
     """An object as a file. Sequential reads use one HTTP response. The first read after a seek sends a new request."""
 
-    #: The offset in the object of the next byte of the current response.
+    #: The offset, within the object, of the next byte that the current response will yield.
     _answer_at = 0
 
     def _opened(self, recipe: _AISRecipe) -> _AISRecipe:

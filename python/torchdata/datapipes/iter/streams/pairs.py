@@ -96,7 +96,7 @@ class HoldsStream(IterDataPipe[T_co]):
     def _items_of(self, pair: Any, point: Any = None) -> Iterator[Any]:
         path, stream = path_and_stream(pair, self)
         del pair
-        # A newer iterator, which replaces this iterator, stores another pair in `_pair`.
+        # When a newer iterator replaces this iterator, the newer iterator stores another pair in `_pair`.
         held = self._pair = (path, stream)
         self._reading = True
         try:
