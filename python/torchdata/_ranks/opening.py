@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from torchdata._handlers import is_of_handler
 from torchdata._native import Meeting
 from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError, describe_ranks
 from torchdata._threads import start
@@ -98,6 +99,8 @@ class Opening:
                     with socket.create_connection((address, offer["port"]), patience) as connection:
                         return Meeting.join(connection.detach(), self._rank, secret[:16], secret[16:], patience)
                 except OSError as error:
+                    if is_of_handler(error):
+                        raise
                     attempts.append(f"{address}: {error.strerror or error}")
                 if not self._left:
                     break

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from torchdata._handlers import is_of_handler
 from torchdata._native import Delivery
 from torchdata._observe.stats.recorder import Recorder
 from torchdata._reporting import warn_outside
@@ -296,7 +297,7 @@ class EpochRun:
             if self.pipeline.service is not None:
                 self.pipeline.service.finalize_iteration()
         except Exception as error:
-            if because is None:
+            if because is None or is_of_handler(error):
                 raise
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
         finally:

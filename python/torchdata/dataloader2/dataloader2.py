@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeAlias, TypeVar, overload
 
 from torchdata._engine.processes.interrupts import InterruptsDeferred
+from torchdata._handlers import is_of_handler
 from torchdata._native import Finalized
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.recorder import Recorder, StatsLevel
@@ -502,7 +503,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         try:
             self.shutdown()
         except Exception as error:
-            if exc_value is None:
+            if exc_value is None or is_of_handler(error):
                 raise
             exc_value.add_note(f"After that, shutting the loader down failed, too: {error!r}")
 

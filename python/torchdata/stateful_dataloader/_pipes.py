@@ -58,10 +58,9 @@ class PipeSource(PipePasses):
     def state_dict(self) -> dict[str, Any]:
         record = record_of(self.pipe)
         is_inside = self._loaded or (record.stamp > 0 and record.loaded is None)
-        try:
+        sealed, again = b"", self._again or (passed(self.pipe) if is_inside else 0)
+        with FailuresSuppressed():
             sealed, again = self.sealed(), self._again
-        except Exception:
-            sealed, again = b"", self._again or (passed(self.pipe) if is_inside else 0)
         return {self.PIPE_KEY: sealed, self.INSIDE_KEY: is_inside, self.AGAIN_KEY: again}
 
     def sealed(self) -> bytes:

@@ -25,6 +25,7 @@ from torch.utils.data import _utils
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import Survived
 from torchdata._engine.workers.restart import Ended, Received, Restarts
+from torchdata._handlers import is_of_handler
 from torchdata._native import ItemStream
 from torchdata._observe.outside import stalls
 from torchdata._read_ahead import ReadAhead, without_own_frame
@@ -194,6 +195,8 @@ class WorkerPool(Group):
         try:
             self._stream.next_into(hand)
         except TimeoutError as error:
+            if is_of_handler(error):
+                raise
             raise WorkerTimeoutError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
 
     def stop(self) -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,9 +22,12 @@ from leftovers import children, has_exited
 from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left, wait_for  # noqa: F401
 from programs import run
 from torchdata._engine.processes.interrupts import InterruptsDeferred, _is_in_finaliser
+from torchdata._engine.processes.process import wait_for_all
 from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.error import WorkerExitedError
-from torchdata.datapipes.iter import IterableWrapper
+from torchdata.datapipes._pipe.retrying import retried
+from torchdata.datapipes.iter import HttpReader, IterableWrapper
+from torchdata.datapipes.iter.stores.s3_client import explaining_s3
 
 #: Signals that end a process by default.
 HANDLED = [signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3]
@@ -331,6 +335,59 @@ def test_an_exception_of_a_handler_while_an_index_is_pickled_is_raised():
     with handling(raise_once, signal.SIGUSR1), pytest.raises(ValueError, match=str(int(signal.SIGUSR1))) as caught:
         list(dl)
     assert not hasattr(caught.value, "__notes__")
+
+
+def rings(*_arguments, **_named):
+    if getattr(signal.getsignal(signal.SIGUSR1), "__name__", None) == "raise_once":
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+
+def ends_a_context_after_an_error():
+    with DataLoader2(IterableWrapper(range(3))) as dl:
+        dl.shutdown = rings
+        raise KeyError
+
+
+def waits_for_a_batch():
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    main = os.getpid()
+    list(StatefulDataLoader(Mapped(lambda _: os.kill(main, signal.SIGUSR1), 1), num_workers=1, collate_fn=identity))
+
+
+def sends_a_command():
+    with loader(IterableWrapper(range(3)).sharding_filter(), multiprocessing_context="fork") as dl:
+        list(dl)
+
+
+def explains_an_error_of_s3():
+    with explaining_s3(None, "open", "s3://bucket/key"):
+        rings()
+
+
+@pytest.mark.parametrize(
+    ("replaced", "wait"),
+    [
+        (None, lambda: retried(rings, 1, "opening")),
+        (None, explains_an_error_of_s3),
+        (None, ends_a_context_after_an_error),
+        ("datapipes.iter.web.online.open_url", lambda: list(HttpReader(["http://host/file"], skip_on_error=True))),
+        ("_engine.processes.process.sentinels", lambda: wait_for_all([SimpleNamespace(ended=False)], 1.0)),
+        ("_engine.workers.members.Members.send", sends_a_command),
+        pytest.param(None, waits_for_a_batch, marks=pytest.mark.skipif(not TORCH, reason="torch is not installed")),
+    ],
+    ids=["retry", "s3", "context", "skipping", "exits", "command", "batch"],
+)
+def test_a_time_out_of_a_handler_is_not_taken_for_another_error(replaced, wait, monkeypatch):
+    def raise_once(number, frame):
+        if calls.append(number) or len(calls) == 1:
+            raise TimeoutError("of the program")
+
+    calls = []
+    if replaced is not None:
+        monkeypatch.setattr(f"torchdata.{replaced}", rings)
+    with handling(raise_once, signal.SIGUSR1), pytest.raises(TimeoutError, match="^of the program"):
+        wait()
 
 
 @pytest.fixture

@@ -115,6 +115,10 @@ class Screen:
             if pid:
                 self.status = os.waitstatus_to_exitcode(status)
             assert time.monotonic() < deadline, f"the program did not end:\n{self.read()}"
+        size = -1
+        while size < len(self.written):  # the program may have written more between the last read and its exit
+            size = len(self.written)
+            self.read(0.0)
         return self.status
 
     def close(self):

@@ -22,6 +22,7 @@ from types import MemberDescriptorType
 from typing import Any
 
 from torchdata._bounded_pickles import LimitedFile
+from torchdata._handlers import FailuresSuppressed
 from torchdata._reporting import add_note, attributes_of
 
 Form = tuple[str, Any]
@@ -35,15 +36,14 @@ _PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def text_of(error: BaseException) -> str | None:
-    try:
+    with FailuresSuppressed():
         return str(error)
-    except Exception:
-        return None
+    return None
 
 
 def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
     forms: list[Form] = []
-    with contextlib.suppress(Exception):  # user code in the exception's class may raise any error
+    with FailuresSuppressed():  # user code in the exception's class may raise any error
         for form, is_exact in _forms(error, depth):
             if is_exact and forms:
                 continue
@@ -87,12 +87,11 @@ def _in_words(error: BaseException) -> str:
 
 def _pickled(value: object, room: int = _LARGEST) -> bytes | None:
     file = LimitedFile(room)
-    try:
+    with FailuresSuppressed():
         pickle.Pickler(file, protocol=5).dump(value)
         _discard(pickle.loads(file.content))
-    except Exception:
-        return None
-    return bytes(file.content)
+        return bytes(file.content)
+    return None
 
 
 def _discard(tried: object) -> None:
@@ -106,19 +105,17 @@ def _discard(tried: object) -> None:
         return
     close = getattr(type(tried), "close", None)
     if close is not None and hasattr(type(tried), "__del__"):
-        with contextlib.suppress(Exception):
+        with FailuresSuppressed():
             close(tried)
 
 
 def _pickled_class(cls: type[BaseException]) -> bytes | None:
     pickled = _pickled(cls)
     if pickled is None:
-        try:
+        with FailuresSuppressed():
             from torchdata._by_value import dumps
 
             pickled = dumps(cls)
-        except Exception:
-            return None
     return pickled
 
 
@@ -157,11 +154,10 @@ def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
 
 
 def _put_together(form: Form) -> BaseException | None:
-    try:
+    with FailuresSuppressed():
         error = _MAKERS[form[0]](form[1])
-    except Exception:
-        return None
-    return error if isinstance(error, BaseException) else None
+        return error if isinstance(error, BaseException) else None
+    return None
 
 
 def _new(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
@@ -239,10 +235,9 @@ def _texts(error: BaseException, kind: str) -> tuple[str | None, ...]:
 
 
 def _shown(error: BaseException) -> str | None:
-    try:
+    with FailuresSuppressed():
         return _ADDRESS.sub("0x", repr(error))
-    except Exception:
-        return None
+    return None
 
 
 def _is_same(one: object, other: object) -> bool:

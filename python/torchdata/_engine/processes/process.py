@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.interrupts import interrupts_blocked
+from torchdata._handlers import is_of_handler
 from torchdata._native import OwnedDescriptor, continue_with_parent
 
 POLL_INTERVAL = 0.02
@@ -281,8 +282,11 @@ def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Calla
         left = deadline - time.monotonic()
         if not running or left <= 0 or enough():
             return not running
-        with contextlib.suppress(ValueError, OSError):  # another thread may have closed a file descriptor
+        try:
             connection.wait(sentinels(running), min(left, POLL_INTERVAL))
+        except (ValueError, OSError) as error:  # another thread may have closed a file descriptor
+            if is_of_handler(error):
+                raise
 
 
 def wait_for_any(children: Sequence[ChildProcess], seconds: float) -> None:

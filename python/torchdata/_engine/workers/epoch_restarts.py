@@ -17,6 +17,7 @@ from torchdata._engine.snapshots import Announced, Resumption
 from torchdata._engine.workers.hangs import STARTING
 from torchdata._engine.workers.members import begins
 from torchdata._engine.workers.restart import SHORT_INTERVAL, Ended, Received, Restarts
+from torchdata._handlers import is_of_handler
 
 ALL = 1 << 62
 REPEATED = 600.0
@@ -139,9 +140,10 @@ class EpochRestarts(Restarts):
             self._members.send(index, kind, number, *content, seconds=seconds, tick=self.look_at(index))
         except Ended:
             pass
-        except TimeoutError:
-            if hangs is not None and seconds is not None:
-                hangs.end(index, seconds)
+        except TimeoutError as error:
+            if hangs is None or seconds is None or is_of_handler(error):
+                raise
+            hangs.end(index, seconds)
 
 
 def _to_the_end(start: Resumption | None) -> Resumption:

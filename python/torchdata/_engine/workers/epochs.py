@@ -22,6 +22,7 @@ from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import NONE, Survived
 from torchdata._engine.workers.program import EpochProgram
 from torchdata._engine.workers.restart import Ended, Received
+from torchdata._handlers import is_of_handler
 from torchdata._observe.outside.stacks import stop_answering
 from torchdata._observe.stats.counting import MAIN_PAGE
 
@@ -269,8 +270,9 @@ class Children(Group):
                 return
             except Ended:
                 self._check_alive()
-            except TimeoutError:
-                assert self._timeout is not None
+            except TimeoutError as error:
+                if self._timeout is None or is_of_handler(error):
+                    raise
                 hangs = None if self._restarts is None else self._restarts.hangs
                 if hangs is not None:
                     began = self._end_if_it_hangs(index, began)

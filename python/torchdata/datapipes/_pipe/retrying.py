@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from torchdata._handlers import is_of_handler
 from torchdata._reporting import warn_outside
 
 R = TypeVar("R")
@@ -27,9 +28,9 @@ def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[
     for _ in range(max_retries):
         try:
             return call()
-        except _FINAL:
-            raise
         except OSError as error:
+            if isinstance(error, _FINAL) or is_of_handler(error):
+                raise
             warn_outside(f"{what} failed, and is tried again in {pause:g} s: {type(error).__name__}: {error}")
         if count is not None:
             count()

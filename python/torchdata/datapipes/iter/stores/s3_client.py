@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
+from torchdata._handlers import is_of_handler
 from torchdata._optional import optional_import
 from torchdata._redacting import redacted, shown
 
@@ -258,9 +259,9 @@ _CODE = re.compile(r"<Code>(.*?)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOT
 def explaining_s3(settings: S3Settings, action: str, url: str) -> Iterator[None]:
     try:
         yield
-    except S3Error:
-        raise
     except Exception as error:
+        if isinstance(error, S3Error) or is_of_handler(error):
+            raise
         raise _explained(error, settings, action, url) from None
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from torchdata._handlers import is_of_handler
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -59,7 +60,7 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
                 try:
                     yield open_url(self._client(url), url, connections)  # no variable keeps the stream open
                 except Exception as error:
-                    if not self.skip_on_error:
+                    if not self.skip_on_error or is_of_handler(error):
                         raise
                     warn_outside(f"{error}, skipping...")
 
