@@ -55,10 +55,7 @@ def main() -> None:
             if ranks.rank == 0:
                 images, labels = test_digits()
                 accuracy = (np.argmax(images @ weights, axis=1) == labels).mean()
-                print(
-                    f"epoch {epoch}: {steps} steps on each rank, {accuracy:.1%} of the test digits",
-                    flush=True,
-                )
+                print(f"epoch {epoch}: {steps} steps on each rank, {accuracy:.1%} of the test digits", flush=True)
 
 
 if __name__ == "__main__":

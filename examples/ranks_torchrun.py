@@ -33,10 +33,7 @@ def main() -> None:
                 steps += 1
             if dist.get_rank() == 0:
                 accuracy = torch_accuracy(model.module)
-                print(
-                    f"epoch {epoch}: {steps} steps on each rank, {accuracy:.1%} of the test digits",
-                    flush=True,
-                )
+                print(f"epoch {epoch}: {steps} steps on each rank, {accuracy:.1%} of the test digits", flush=True)
     dist.destroy_process_group()
 
 

@@ -124,10 +124,7 @@ def pages() -> dict[str, str]:
         "Every public class and function, with its parameters and errors. The tests run the examples.",
         [
             _toctree("Loading", [_page_of(name) for name in MODULES if name not in of_pipes]),
-            _toctree(
-                "Pipes",
-                ["pipes-base", *(f"pipes-{group.key}" for group in GROUPS), *map(_page_of, of_pipes)],
-            ),
+            _toctree("Pipes", ["pipes-base", *(f"pipes-{group.key}" for group in GROUPS), *map(_page_of, of_pipes)]),
         ],
     )
     return made

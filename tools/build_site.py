@@ -42,19 +42,7 @@ def build(target: Path) -> int:
         sources(source)
         doctrees = Path(folder) / "doctrees"
         return build_main(
-            [
-                "-b",
-                "html",
-                "-W",
-                "--keep-going",
-                "-q",
-                "-j",
-                "auto",
-                "-d",
-                str(doctrees),
-                str(source),
-                str(target),
-            ]
+            ["-b", "html", "-W", "--keep-going", "-q", "-j", "auto", "-d", str(doctrees), str(source), str(target)]
         )
 
 

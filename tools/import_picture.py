@@ -55,7 +55,7 @@ EXEMPT = {
     (
         "datapipes._pipe",
         "datapipes.datapipe",
-    ): "modules such as checks import the two base modules, which import some of the folder, without a cycle",
+    ): "modules such as checks import the two base modules, which import some of the folder, without a cycle"
 }
 
 _WIDTH, _ROW, _BOX, _GAP = 1120, 62, 30, 12

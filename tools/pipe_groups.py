@@ -138,10 +138,7 @@ GROUPS = (
             Sample("FileLister", "FileLister('.', '*.txt')"),
             Sample("ShardExpander", "a.shard_expand()", [["s-{0..2}.tar"]]),
             Sample(
-                "MapToIterConverter",
-                "m.to_iter_datapipe()",
-                ["abc"],
-                run="SequenceWrapper('abc').to_iter_datapipe()",
+                "MapToIterConverter", "m.to_iter_datapipe()", ["abc"], run="SequenceWrapper('abc').to_iter_datapipe()"
             ),
             Sample(
                 "HuggingFaceHubReader",
@@ -158,10 +155,7 @@ GROUPS = (
             Sample("Mapper", "a.map(upper)", ["abcd"]),
             Sample("FlatMapper", "a.flatmap(twice)", ["abc"]),
             Sample(
-                "ShuffledFlatMapper",
-                "a.shuffled_flatmap(twice)",
-                ["abc"],
-                run="a.shuffled_flatmap(twice).set_seed(1)",
+                "ShuffledFlatMapper", "a.shuffled_flatmap(twice)", ["abc"], run="a.shuffled_flatmap(twice).set_seed(1)"
             ),
             Sample("ThreadPoolMapper", "a.threadpool_map(upper)", ["abcd"]),
             Sample(
@@ -206,12 +200,7 @@ GROUPS = (
                 [["aaa", "b", "cc", "d"]],
                 run="a.max_token_bucketize(4, buffer_size=4, include_padding=False)",
             ),
-            Sample(
-                "Packer",
-                "a.pack(4)",
-                [[[1, 1, 1], [2, 2], [3]]],
-                run="a.pack(4, add=())",
-            ),
+            Sample("Packer", "a.pack(4)", [[[1, 1, 1], [2, 2], [3]]], run="a.pack(4, add=())"),
             Sample("Rows2Columnar", "a.rows2columnar(['x', 'y'])", [[[[1, 2], [3, 4]]]]),
         ),
     ),
@@ -318,18 +307,9 @@ GROUPS = (
         "Between these pipes travel pairs of path and stream. A stream is read when somebody wants its bytes.",
         (
             Sample("FileOpener", "a.open_files()", [["a.txt", "b.txt"]]),
-            Sample(
-                "StreamReader",
-                "a.read_from_stream()",
-                [[A, B]],
-                run="opened('a.txt', 'b.txt').read_from_stream()",
-            ),
+            Sample("StreamReader", "a.read_from_stream()", [[A, B]], run="opened('a.txt', 'b.txt').read_from_stream()"),
             Sample("LineReader", "a.readlines()", [[A, B]], run="opened('a.txt', 'b.txt').readlines()"),
-            Sample(
-                "ParagraphAggregator",
-                "a.lines_to_paragraphs()",
-                [[("f", "x"), ("f", "y"), ("f", ""), ("f", "z")]],
-            ),
+            Sample("ParagraphAggregator", "a.lines_to_paragraphs()", [[("f", "x"), ("f", "y"), ("f", ""), ("f", "z")]]),
             Sample("CSVParser", "a.parse_csv()", [[("t.csv", STREAM)]], run="opened('t.csv').parse_csv()"),
             Sample(
                 "CSVDictParser",
@@ -338,10 +318,7 @@ GROUPS = (
                 run="opened('t.csv').parse_csv_as_dict()",
             ),
             Sample(
-                "JsonParser",
-                "a.parse_json_files()",
-                [[("n.json", STREAM)]],
-                run="opened('n.json').parse_json_files()",
+                "JsonParser", "a.parse_json_files()", [[("n.json", STREAM)]], run="opened('n.json').parse_json_files()"
             ),
             Sample(
                 "RoutedDecoder",
@@ -364,23 +341,12 @@ GROUPS = (
         "One stream becomes the files or records in it, one after another, without unpacking to disk.",
         (
             Sample(
-                "TarArchiveLoader",
-                "a.load_from_tar()",
-                [[("ab.tar", STREAM)]],
-                run="opened('ab.tar').load_from_tar()",
+                "TarArchiveLoader", "a.load_from_tar()", [[("ab.tar", STREAM)]], run="opened('ab.tar').load_from_tar()"
             ),
             Sample(
-                "ZipArchiveLoader",
-                "a.load_from_zip()",
-                [[("ab.zip", STREAM)]],
-                run="opened('ab.zip').load_from_zip()",
+                "ZipArchiveLoader", "a.load_from_zip()", [[("ab.zip", STREAM)]], run="opened('ab.zip').load_from_zip()"
             ),
-            Sample(
-                "RarArchiveLoader",
-                "a.load_from_rar()",
-                [[("ab.rar", STREAM)]],
-                shown=[[("ab.rar/a.txt", STREAM)]],
-            ),
+            Sample("RarArchiveLoader", "a.load_from_rar()", [[("ab.rar", STREAM)]], shown=[[("ab.rar/a.txt", STREAM)]]),
             Sample(
                 "WebDataset",
                 "a.webdataset()",
@@ -393,12 +359,7 @@ GROUPS = (
                 [[("x.tfrecord", STREAM)]],
                 shown=[[{"label": [3]}, {"label": [5]}]],
             ),
-            Sample(
-                "Decompressor",
-                "a.decompress()",
-                [[("a.txt.gz", STREAM)]],
-                run="opened('a.txt.gz').decompress()",
-            ),
+            Sample("Decompressor", "a.decompress()", [[("a.txt.gz", STREAM)]], run="opened('a.txt.gz').decompress()"),
             Sample("Extractor", "a.extract()", [[("a.txt.gz", STREAM)]], run="opened('a.txt.gz').extract()"),
             Sample(
                 "Bz2FileLoader",
@@ -407,23 +368,11 @@ GROUPS = (
                 run="opened('a.txt.bz2').load_from_bz2()",
             ),
             Sample(
-                "XzFileLoader",
-                "a.load_from_xz()",
-                [[("a.txt.xz", STREAM)]],
-                run="opened('a.txt.xz').load_from_xz()",
+                "XzFileLoader", "a.load_from_xz()", [[("a.txt.xz", STREAM)]], run="opened('a.txt.xz').load_from_xz()"
             ),
             Sample("DataFrameMaker", "a.dataframe(2)", [[("a", 1), ("b", 2)]], shown=[[[("a", 1), ("b", 2)]]]),
-            Sample(
-                "ArrowReader",
-                "ArrowReader(table)",
-                shown=[[{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]],
-            ),
-            Sample(
-                "LanceReader",
-                "a.read_lance(dataset)",
-                [[4, 1]],
-                shown=[[{"a": 40}, {"a": 10}]],
-            ),
+            Sample("ArrowReader", "ArrowReader(table)", shown=[[{"a": 1, "b": "x"}, {"a": 2, "b": "y"}]]),
+            Sample("LanceReader", "a.read_lance(dataset)", [[4, 1]], shown=[[{"a": 40}, {"a": 10}]]),
             Sample(
                 "ParquetDataFrameLoader",
                 "a.load_parquet_as_df()",
@@ -443,33 +392,15 @@ GROUPS = (
             Sample("S3FileLister", "a.list_files_by_s3()", [["s3://b/x/"]], shown=[["s3://b/x/1", "s3://b/x/2"]]),
             Sample("S3FileLoader", "a.load_files_by_s3()", [["s3://b/x/1"]], shown=[[("s3://b/x/1", STREAM)]]),
             Sample(
-                "FSSpecFileLister",
-                "a.list_files_by_fsspec()",
-                [["gs://b/x"]],
-                shown=[["gs://b/x/1", "gs://b/x/2"]],
+                "FSSpecFileLister", "a.list_files_by_fsspec()", [["gs://b/x"]], shown=[["gs://b/x/1", "gs://b/x/2"]]
             ),
-            Sample(
-                "FSSpecFileOpener",
-                "a.open_files_by_fsspec()",
-                [["gs://b/x/1"]],
-                shown=[[("gs://b/x/1", STREAM)]],
-            ),
+            Sample("FSSpecFileOpener", "a.open_files_by_fsspec()", [["gs://b/x/1"]], shown=[[("gs://b/x/1", STREAM)]]),
             Sample("FSSpecSaver", "a.save_by_fsspec()", [[("gs://b/x/1", "one")]], shown=[["gs://b/x/1"]]),
             Sample("IoPathFileLister", "a.list_files_by_iopath()", [["x/"]], shown=[["x/1", "x/2"]]),
             Sample("IoPathFileOpener", "a.open_files_by_iopath()", [["x/1"]], shown=[[("x/1", STREAM)]]),
             Sample("IoPathSaver", "a.save_by_iopath()", [[("x/1", "one")]], shown=[["x/1"]]),
-            Sample(
-                "AISFileLister",
-                "a.list_files_by_ais(url)",
-                [["ais://b/x"]],
-                shown=[["ais://b/x1", "ais://b/x2"]],
-            ),
-            Sample(
-                "AISFileLoader",
-                "a.load_files_by_ais(url)",
-                [["ais://b/x1"]],
-                shown=[[("ais://b/x1", STREAM)]],
-            ),
+            Sample("AISFileLister", "a.list_files_by_ais(url)", [["ais://b/x"]], shown=[["ais://b/x1", "ais://b/x2"]]),
+            Sample("AISFileLoader", "a.load_files_by_ais(url)", [["ais://b/x1"]], shown=[[("ais://b/x1", STREAM)]]),
         ),
     ),
     Group(

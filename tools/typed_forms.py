@@ -39,14 +39,7 @@ Functional forms that users register are not included in this file: see `functio
 ITEM = "T_co"
 
 #: Methods of some pipes that users call on the result of a form. Methods that only loaders call are not included.
-CALLED_BY_USERS = {
-    "add_handler",
-    "invalidate_cache",
-    "register_handler",
-    "set_seed",
-    "set_shuffle",
-    "set_timeout",
-}
+CALLED_BY_USERS = {"add_handler", "invalidate_cache", "register_handler", "set_seed", "set_shuffle", "set_timeout"}
 
 #: Result types of forms that are defined in a higher layer. Pipes cannot import these types, and only name them.
 MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}

@@ -159,8 +159,7 @@ def cases(items: list[int], bare: bool = False) -> dict[str, tuple[Callable[[], 
         "chain of five": (
             lambda: pipe.map(plus_one).filter(not_seven).batch(BATCH).shuffle(buffer_size=BUFFER).map(first),
             lambda: gen_map(
-                first,
-                gen_shuffle(BUFFER, gen_batch(BATCH, gen_filter(not_seven, gen_map(plus_one, plain())))),
+                first, gen_shuffle(BUFFER, gen_batch(BATCH, gen_filter(not_seven, gen_map(plus_one, plain()))))
             ),
         ),
         "chain of five, per item": (
@@ -169,10 +168,7 @@ def cases(items: list[int], bare: bool = False) -> dict[str, tuple[Callable[[], 
             ),
             lambda: gen_map(
                 plus_one,
-                gen_shuffle(
-                    BUFFER,
-                    gen_unbatch(gen_batch(BATCH, gen_filter(not_seven, gen_map(plus_one, plain())))),
-                ),
+                gen_shuffle(BUFFER, gen_unbatch(gen_batch(BATCH, gen_filter(not_seven, gen_map(plus_one, plain()))))),
             ),
         ),
         "on_error": (
@@ -189,10 +185,7 @@ def cases(items: list[int], bare: bool = False) -> dict[str, tuple[Callable[[], 
         "header": (lambda: pipe.header(len(items)), lambda: islice(plain(), len(items))),
         "enumerate": (lambda: pipe.enumerate(), lambda: gen_enumerate(plain())),
         "repeat": (lambda: pipe.repeat(2), lambda: gen_repeat(2, plain())),
-        "zip": (
-            lambda: pipe.zip(IterableWrapper(items, deepcopy=False)),
-            lambda: gen_zip(plain(), plain()),
-        ),
+        "zip": (lambda: pipe.zip(IterableWrapper(items, deepcopy=False)), lambda: gen_zip(plain(), plain())),
         "fork and zip": (lambda: forked_zip(pipe), lambda: gen_forked_zip(plain())),
     }
 

@@ -67,10 +67,7 @@ CONSUMERS: dict[str, Callable[[Iterable[Any]], None]] = {
 
 
 def rate(
-    iterator: Iterator[Any],
-    consume: Callable[[Iterable[Any]], None],
-    seconds: float,
-    warm_up: float = WARM_UP_S,
+    iterator: Iterator[Any], consume: Callable[[Iterable[Any]], None], seconds: float, warm_up: float = WARM_UP_S
 ) -> float:
     """Returns the items per second in a window that begins after the warm-up, when the queues are full.
 

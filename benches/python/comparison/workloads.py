@@ -373,10 +373,7 @@ ON_RAY = (
         goals=(Goal("at least 0.8 of raw objects", _CHUNKS.name, at_least=0.8),),
     ),
     _on_ray(
-        "batch",
-        "batches of 38.5 MB",
-        _CHUNKS,
-        goals=(Goal("at least 0.9 of raw objects", _CHUNKS.name, at_least=0.9),),
+        "batch", "batches of 38.5 MB", _CHUNKS, goals=(Goal("at least 0.9 of raw objects", _CHUNKS.name, at_least=0.9),)
     ),
     Workload(
         "ray-first-item",
@@ -460,10 +457,7 @@ WORKLOADS = (
         "nodes",
         "nodes: ParallelMapper over processes, ints one by one",
         "tiny",
-        (
-            Contender(OURS, "nodes"),
-            Contender("prebatch of 64", "nodes", {"prebatch": 64}),
-        ),
+        (Contender(OURS, "nodes"), Contender("prebatch of 64", "nodes", {"prebatch": 64})),
         (Goal("0.4 of the rate with batches made by hand", "prebatch of 64", at_least=0.4),),
     ),
     Workload(
@@ -536,10 +530,7 @@ WORKLOADS = (
         "epochs-torch",
         "epoch turn-around, persistent workers of a program that uses torch",
         "tiny",
-        (
-            Contender(OURS, "ours", {"imports": ["torch"]}),
-            Contender(torch.name, "torch", {"persistent": True}),
-        ),
+        (Contender(OURS, "ours", {"imports": ["torch"]}), Contender(torch.name, "torch", {"persistent": True})),
         (Goal("less than torch's time", torch.name, at_most=1.0),),
         kind="turn_around",
         unit="ms",

@@ -33,11 +33,7 @@ def drawing_from(rng: Any) -> Callable[[], float]:
 
 
 def random_resized_crop(
-    rng: Any,
-    width: int,
-    height: int,
-    scale: Sequence[float] = (0.08, 1.0),
-    ratio: Sequence[float] = (3 / 4, 4 / 3),
+    rng: Any, width: int, height: int, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3)
 ) -> Box:
     """Returns a random part of an image, by the rules of torchvision's `RandomResizedCrop`.
 

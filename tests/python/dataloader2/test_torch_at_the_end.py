@@ -16,13 +16,7 @@ from random_graphs.users import ByHand, Declared, drawn, is_odd, kept, up_to  # 
 from resuming import begun, check_resumes  # noqa: E402
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService  # noqa: E402
 from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer  # noqa: E402
-from torchdata.datapipes.state import (  # noqa: E402
-    iterate,
-    load_generators,
-    load_state,
-    save_generators,
-    save_state,
-)
+from torchdata.datapipes.state import iterate, load_generators, load_state, save_generators, save_state  # noqa: E402
 
 pytestmark = pytest.mark.alone
 

@@ -10,14 +10,7 @@ import time
 import pytest
 
 from handlers import handling
-from process_checks import (  # noqa: F401
-    ExitsAt,
-    children_are_killed_soon,
-    has_exited,
-    loader,
-    nothing_is_left,
-    wait_for,
-)
+from process_checks import ExitsAt, children_are_killed_soon, has_exited, loader, nothing_is_left, wait_for  # noqa: F401
 from torchdata._engine.workers import child
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper

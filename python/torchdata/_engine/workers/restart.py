@@ -47,12 +47,7 @@ class Restarts:
     that have exited are replaced."""
 
     def __init__(
-        self,
-        members: Members,
-        context: BaseContext,
-        shutdown: Shutdown,
-        hangs: Hangs | None = None,
-        exits: bool = True,
+        self, members: Members, context: BaseContext, shutdown: Shutdown, hangs: Hangs | None = None, exits: bool = True
     ) -> None:
         self._members = members
         self.hangs, self._survives_exits = hangs, exits

@@ -69,10 +69,7 @@ class DistributedReadingService(ReadingServiceInterface):
     """
 
     def __init__(
-        self,
-        timeout: float | TorchRanks = DEFAULT_TIMEOUT,
-        *,
-        process_group: RankGroup | TorchRanks | None = None,
+        self, timeout: float | TorchRanks = DEFAULT_TIMEOUT, *, process_group: RankGroup | TorchRanks | None = None
     ) -> None:
         owner = "DistributedReadingService"
         if process_group is None and members_of(timeout, owner) is not None:

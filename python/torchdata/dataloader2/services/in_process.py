@@ -50,12 +50,7 @@ class InProcessReadingService(ReadingServiceInterface):
         [0, 1, 2]
     """
 
-    def __init__(
-        self,
-        prefetch_cnt: int = 0,
-        init_fn: _InitFn | None = None,
-        reset_fn: _ResetFn | None = None,
-    ) -> None:
+    def __init__(self, prefetch_cnt: int = 0, init_fn: _InitFn | None = None, reset_fn: _ResetFn | None = None) -> None:
         check_int(_NAME, "prefetch_cnt", prefetch_cnt, least=0)
         check_callable(_NAME, "init_fn", init_fn, optional=True)
         check_callable(_NAME, "reset_fn", reset_fn, optional=True)

@@ -66,9 +66,7 @@ def resumptions(position: WorkersPosition, dispatches: bool, strict: bool) -> li
 
 
 def _of_dispatching(
-    sender: tuple[int, list[Account], bytes | None],
-    shares: list[tuple[int, Account]],
-    strict: bool,
+    sender: tuple[int, list[Account], bytes | None], shares: list[tuple[int, Account]], strict: bool
 ) -> Resumption:
     _, accounts, content = sender
     starts: list[tuple[Account, int, int | None]] = []

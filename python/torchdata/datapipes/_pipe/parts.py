@@ -20,15 +20,7 @@ from torchdata.datapipes.datapipe import DataChunk
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
 #: Types of results that are in memory, but are converted to lists, because they may not support slices.
-_LISTED: tuple[type, ...] = (
-    list,
-    tuple,
-    dict,
-    set,
-    frozenset,
-    deque,
-    *map(type, ({}.keys(), {}.values(), {}.items())),
-)
+_LISTED: tuple[type, ...] = (list, tuple, dict, set, frozenset, deque, *map(type, ({}.keys(), {}.values(), {}.items())))
 
 
 def listed(result: Any) -> list[Any] | None:

@@ -21,16 +21,7 @@ from typing import Any
 
 from torchdata._importing import import_whole
 from torchdata._native import FilterIterator, IndexedIterator
-from torchdata._reporting import (
-    PACKAGE,
-    add_note,
-    attributes_of,
-    key_named,
-    key_of,
-    name_of,
-    notes_of,
-    warn_outside,
-)
+from torchdata._reporting import PACKAGE, add_note, attributes_of, key_named, key_of, name_of, notes_of, warn_outside
 from torchdata.datapipes._pipe.blaming import blamed_name, counted_at
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, iter_base, sources_of

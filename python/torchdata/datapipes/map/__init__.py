@@ -22,10 +22,7 @@ _PIPES = {
     "wrapping": "IterToMapConverter SequenceWrapper",
 }
 #: Private classes that pickles refer to by name.
-_HELD = {
-    "torchdata.datapipes._pipe.arrow_sources": "ArrowChunks ArrowFragments IcebergFiles",
-    "combining": "_Column",
-}
+_HELD = {"torchdata.datapipes._pipe.arrow_sources": "ArrowChunks ArrowFragments IcebergFiles", "combining": "_Column"}
 
 __all__ = MapDataPipe.publish_late(globals(), _PIPES, _HELD)
 wrap_data_by(MapDataPipe, f"{__name__}.wrapping", "SequenceWrapper")

@@ -17,14 +17,7 @@ from typing import Any
 from torchdata._optional import optional_import
 from torchdata.datapipes.utils._streams import StreamWrapper
 
-__all__ = [
-    "Decoder",
-    "ImageHandler",
-    "basichandlers",
-    "extension_extract_fn",
-    "handle_extension",
-    "imagehandler",
-]
+__all__ = ["Decoder", "ImageHandler", "basichandlers", "extension_extract_fn", "handle_extension", "imagehandler"]
 
 Handler = Callable[[str, Any], Any]
 
@@ -266,10 +259,7 @@ class Decoder:
     """
 
     def __init__(
-        self,
-        *handler: Handler,
-        key_fn: Callable[[str], str] = extension_extract_fn,
-        allow_pickle: bool | None = None,
+        self, *handler: Handler, key_fn: Callable[[str], str] = extension_extract_fn, allow_pickle: bool | None = None
     ) -> None:
         self.allow_pickle = allow_pickle
         self.handlers = self._with_option(handler)

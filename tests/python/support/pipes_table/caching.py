@@ -65,43 +65,20 @@ ROWS: list[Row] = [
         {"size": (st.sampled_from([0, THREE_ITEMS, 1]), THREE_ITEMS)},
     ),
     UnsizedRow(
-        "in_memory_cache_batched",
-        lambda s: s().batch(2).in_memory_cache().unbatch(),
-        list,
-        grows="it keeps all items",
+        "in_memory_cache_batched", lambda s: s().batch(2).in_memory_cache().unbatch(), list, grows="it keeps all items"
     ),
     OnDiskRow("on_disk_cache", on_disk, list),
-    OnDiskRow(
-        "on_disk_cache_where_nothing_will_do",
-        lambda s: on_disk(s, never),
-        list,
-    ),
-    OnDiskRow(
-        "on_disk_cache_where_some_will_do",
-        lambda s: on_disk(s, where_even),
-        list,
-    ),
+    OnDiskRow("on_disk_cache_where_nothing_will_do", lambda s: on_disk(s, never), list),
+    OnDiskRow("on_disk_cache_where_some_will_do", lambda s: on_disk(s, where_even), list),
     OnDiskRow(
         "on_disk_cache_of_batches",
         lambda s, size: on_disk(s, never, lambda pipe: pipe.batch(size).unbatch()),
         lambda xs, size: xs,
         {"size": (st.integers(1, 5), 3)},
     ),
-    OnDiskRow(
-        "on_disk_cache_read_ahead",
-        lambda s: on_disk(s, never, lambda pipe: pipe.prefetch(2)),
-        list,
-    ),
-    OnDiskRow(
-        "on_disk_cache_of_archives",
-        in_two_files,
-        lambda xs: [x for x in xs for _ in range(2)],
-    ),
-    OnDiskRow(
-        "on_disk_caches_in_turn",
-        lambda s: on_disk(lambda: on_disk(s, never), never),
-        list,
-    ),
+    OnDiskRow("on_disk_cache_read_ahead", lambda s: on_disk(s, never, lambda pipe: pipe.prefetch(2)), list),
+    OnDiskRow("on_disk_cache_of_archives", in_two_files, lambda xs: [x for x in xs for _ in range(2)]),
+    OnDiskRow("on_disk_caches_in_turn", lambda s: on_disk(lambda: on_disk(s, never), never), list),
 ]
 
 

@@ -164,11 +164,7 @@ ROWS: list[Row] = [
         lambda s: pipes.Collator(s().batch(2), collate_fn=sum),
         lambda xs: [sum(batch) for batch in batched(xs, 2)],
     ),
-    UnsizedRow(
-        "filter",
-        lambda s: pipes.Filter(s(), is_even),
-        lambda xs: [x for x in xs if x % 2 == 0],
-    ),
+    UnsizedRow("filter", lambda s: pipes.Filter(s(), is_even), lambda xs: [x for x in xs if x % 2 == 0]),
     Row(
         "header",
         lambda s, limit: pipes.Header(s(), limit),
@@ -189,11 +185,7 @@ ROWS: list[Row] = [
         lambda xs, size: [tuple(batch) for batch in batched(xs, size)],
         {"size": (small, 2)},
     ),
-    UnsizedRow(
-        "unbatch",
-        lambda s: pipes.UnBatcher(s().map(nested)),
-        lambda xs: [y for x in xs for y in nested(x)],
-    ),
+    UnsizedRow("unbatch", lambda s: pipes.UnBatcher(s().map(nested)), lambda xs: [y for x in xs for y in nested(x)]),
     UnsizedRow(
         "unbatch_two_levels",
         lambda s, level: pipes.UnBatcher(s().map(nested), level),
@@ -312,12 +304,7 @@ ROWS: list[Row] = [
         lambda xs: [2 * x + 1 for x in shuffled(xs, 3)],
         random=True,
     ),
-    UnsizedRow(
-        "replayed_fork",
-        build_replayed_fork,
-        lambda xs: [(2 * x, x + 1) for x in shuffled(xs, 3)],
-        random=True,
-    ),
+    UnsizedRow("replayed_fork", build_replayed_fork, lambda xs: [(2 * x, x + 1) for x in shuffled(xs, 3)], random=True),
     UnsizedRow(
         "mixed",
         lambda s: s().map(plus_one).filter(is_even).batch(2).shuffle(buffer_size=3).unbatch().enumerate(),

@@ -18,11 +18,7 @@ def squared(item: int) -> int:
     return item * item
 
 
-_row = partial(
-    Row,
-    grows="it keeps all items",
-    not_in_workers="it numbers the items before the workers divide them",
-)
+_row = partial(Row, grows="it keeps all items", not_in_workers="it numbers the items before the workers divide them")
 ROWS: list[Row] = [
     _row("map_pipe", lambda s: indexed(s).to_iter_datapipe(), lambda xs: xs),
     _row("map_pipe_map", lambda s: indexed(s).map(squared).to_iter_datapipe(), lambda xs: [x * x for x in xs]),

@@ -116,14 +116,10 @@ def chunks(item: int, size: int) -> list[bytes]:
 
 ROWS: list[Row] = [
     UnsizedRow(
-        "load_from_tar",
-        lambda s: s().map(as_tar).load_from_tar().map(content_of),
-        lambda xs: in_archives("tar", xs),
+        "load_from_tar", lambda s: s().map(as_tar).load_from_tar().map(content_of), lambda xs: in_archives("tar", xs)
     ),
     UnsizedRow(
-        "load_from_zip",
-        lambda s: s().map(as_zip).load_from_zip().map(content_of),
-        lambda xs: in_archives("zip", xs),
+        "load_from_zip", lambda s: s().map(as_zip).load_from_zip().map(content_of), lambda xs: in_archives("zip", xs)
     ),
     UnsizedRow(
         "load_from_rar",

@@ -196,11 +196,7 @@ class RarArchiveLoader(IndexedLoader):
     _format, _opens = "RAR", _RarArchive
 
     def __init__(
-        self,
-        datapipe: Iterable[tuple[str, Any]],
-        *,
-        length: int = -1,
-        max_ratio: float | None = MAX_RATIO,
+        self, datapipe: Iterable[tuple[str, Any]], *, length: int = -1, max_ratio: float | None = MAX_RATIO
     ) -> None:
         _rarfile()
         super().__init__(datapipe, length, max_ratio=max_ratio)

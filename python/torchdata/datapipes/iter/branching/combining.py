@@ -15,14 +15,7 @@ from torchdata.datapipes._pipe.state.declared import random_state, state
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes.datapipe import IterDataPipe, R, T, T_co
 
-__all__ = [
-    "Concater",
-    "Multiplexer",
-    "MultiplexerLongest",
-    "SampleMultiplexer",
-    "Zipper",
-    "ZipperLongest",
-]
+__all__ = ["Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer", "Zipper", "ZipperLongest"]
 
 
 _ZIPPED = "All inputs are required to be `IterDataPipe` for `ZipIterDataPipe`."

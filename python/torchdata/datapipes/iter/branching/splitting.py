@@ -23,11 +23,7 @@ from torchdata.datapipes.iter.branching.children import DistributingMain, Main, 
 __all__ = ["Demultiplexer", "Forker", "RoundRobinDemultiplexer", "UnZipper"]
 
 
-_COPIES: dict[str | None, Callable[[Any], Any] | None] = {
-    None: None,
-    "shallow": copying.copy,
-    "deep": copying.deepcopy,
-}
+_COPIES: dict[str | None, Callable[[Any], Any] | None] = {None: None, "shallow": copying.copy, "deep": copying.deepcopy}
 
 
 class _ForkMain(Main):
@@ -176,12 +172,7 @@ class _DemuxMain(DistributingMain):
     drawn_as = "Demultiplexer"
 
     def __init__(
-        self,
-        datapipe: Any,
-        num_instances: int,
-        classifier_fn: Callable[[Any], Any],
-        drop_none: bool,
-        buffer_size: int,
+        self, datapipe: Any, num_instances: int, classifier_fn: Callable[[Any], Any], drop_none: bool, buffer_size: int
     ) -> None:
         self.classifier_fn = classifier_fn
         self.drop_none = drop_none

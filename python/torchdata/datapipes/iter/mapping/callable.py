@@ -53,20 +53,12 @@ class Mapper(ItemByItem[T_co]):
 
     @overload
     def __init__(
-        self: Mapper[R],
-        datapipe: Iterable[T],
-        fn: Callable[[T], R],
-        input_col: None = None,
-        output_col: None = None,
+        self: Mapper[R], datapipe: Iterable[T], fn: Callable[[T], R], input_col: None = None, output_col: None = None
     ) -> None: ...
 
     @overload
     def __init__(
-        self: Mapper[Any],
-        datapipe: Iterable[Any],
-        fn: Callable[..., Any],
-        input_col: Any,
-        output_col: Any = None,
+        self: Mapper[Any], datapipe: Iterable[Any], fn: Callable[..., Any], input_col: Any, output_col: Any = None
     ) -> None: ...
 
     def __init__(
@@ -188,27 +180,14 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
 
     @overload
     def __init__(
-        self: FlatMapper[R],
-        datapipe: Iterable[T],
-        fn: Callable[[T], Iterable[R]],
-        input_col: None = None,
+        self: FlatMapper[R], datapipe: Iterable[T], fn: Callable[[T], Iterable[R]], input_col: None = None
     ) -> None: ...
 
     @overload
-    def __init__(
-        self: FlatMapper[Any],
-        datapipe: Iterable[Any],
-        fn: None = None,
-        input_col: Any = None,
-    ) -> None: ...
+    def __init__(self: FlatMapper[Any], datapipe: Iterable[Any], fn: None = None, input_col: Any = None) -> None: ...
 
     @overload
-    def __init__(
-        self: FlatMapper[Any],
-        datapipe: Iterable[Any],
-        fn: Callable[..., Any],
-        input_col: Any,
-    ) -> None: ...
+    def __init__(self: FlatMapper[Any], datapipe: Iterable[Any], fn: Callable[..., Any], input_col: Any) -> None: ...
 
     def __init__(self, datapipe: Iterable[Any], fn: Callable[..., Any] | None = None, input_col: Any = None) -> None:
         self.datapipe = check_source("FlatMapper", datapipe)

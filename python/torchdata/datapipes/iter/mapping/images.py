@@ -13,12 +13,7 @@ from typing import Any, Literal, cast
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
-from torchdata.datapipes._pipe.checks import (
-    check_callable,
-    check_input_col,
-    check_output_col,
-    check_source,
-)
+from torchdata.datapipes._pipe.checks import check_callable, check_input_col, check_output_col, check_source
 from torchdata.datapipes._pipe.columns import replacing_columns
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe

@@ -12,18 +12,8 @@ from torchdata._handlers import FailuresSuppressed
 from torchdata._reporting import warn_outside
 from torchdata._stateful import StatefulStream, StreamState, copied, is_stateful
 from torchdata.datapipes._pipe import random
-from torchdata.datapipes._pipe.checks import (
-    check_generator_function,
-    check_int,
-    check_iterable,
-    check_source,
-)
-from torchdata.datapipes._pipe.datasets import (
-    epoch_of,
-    has_fixed_order,
-    in_fixed_order,
-    is_generator_function,
-)
+from torchdata.datapipes._pipe.checks import check_generator_function, check_int, check_iterable, check_source
+from torchdata.datapipes._pipe.datasets import epoch_of, has_fixed_order, in_fixed_order, is_generator_function
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.sampled_streams import SampledStream
 from torchdata.datapipes._pipe.seeking import is_read_by_index, is_stream, iterate_by_index, iterate_from

@@ -176,11 +176,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         self.datapipe = check_source(name, datapipe)
         check_callable(name, "len_fn", len_fn)
         longest = max_token_count if max_len is None else max_len
-        for argument, value in (
-            ("max_token_count", max_token_count),
-            ("min_len", min_len),
-            ("max_len", longest),
-        ):
+        for argument, value in (("max_token_count", max_token_count), ("min_len", min_len), ("max_len", longest)):
             if not isinstance(value, Real):
                 raise wrong_type(name, argument, "a number", value)
         if min_len < 0:

@@ -48,10 +48,7 @@ class Batcher(IterDataPipe[T_co]):
 
     @overload
     def __init__(
-        self: Batcher[DataChunk[T]],
-        datapipe: Iterable[T],
-        batch_size: int,
-        drop_last: bool = False,
+        self: Batcher[DataChunk[T]], datapipe: Iterable[T], batch_size: int, drop_last: bool = False
     ) -> None: ...
 
     @overload

@@ -97,12 +97,7 @@ def _cluster(pipe: object, url: Any, timeout: Any) -> _Cluster:
 
 class _OfCluster:
     def __init__(
-        self,
-        source_datapipe: Iterable[str],
-        url: str,
-        length: int = -1,
-        *,
-        timeout: float = DEFAULT_TIMEOUT_S,
+        self, source_datapipe: Iterable[str], url: str, length: int = -1, *, timeout: float = DEFAULT_TIMEOUT_S
     ) -> None:
         self.source_datapipe = source_pipe(source_datapipe, self)
         self.length = check_int(type(self).__name__, "length", length, least=-1)

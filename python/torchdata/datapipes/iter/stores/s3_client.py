@@ -116,11 +116,7 @@ class S3Settings:
         retries = {
             "max_retries": self.max_retries,
             "retry_timeout": (self.max_retries + 1) * timeout,
-            "backoff": {
-                "init_backoff": timedelta(milliseconds=100),
-                "max_backoff": timedelta(seconds=1),
-                "base": 2,
-            },
+            "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=1), "base": 2},
         }
         make = getattr(obstore._store, kind)
         return make(name, config=config, client_options=client, retry_config=retries, credential_provider=provider)

@@ -9,13 +9,7 @@ from typing import Any
 from torchdata._handlers import FailuresSuppressed
 from torchdata._redacting import shown
 from torchdata.datapipes.iter.stores.remote_file import ObjectRecipe, RemoteFile
-from torchdata.datapipes.iter.stores.s3_client import (
-    S3Error,
-    S3Settings,
-    explaining_s3,
-    keep_inherited,
-    split_url,
-)
+from torchdata.datapipes.iter.stores.s3_client import S3Error, S3Settings, explaining_s3, keep_inherited, split_url
 
 DEFAULT_BUFFER_SIZE = 16 << 20
 #: Size in bytes of each request if several parallel requests fetch one piece of an object. The first request for an

@@ -40,9 +40,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
     _path: Any = state(items=True)
 
     def __init__(
-        self,
-        source_datapipe: Iterable[tuple[str, Any]],
-        joiner: Callable[[list[Any]], Any] = _default_line_join,
+        self, source_datapipe: Iterable[tuple[str, Any]], joiner: Callable[[list[Any]], Any] = _default_line_join
     ) -> None:
         self.source_datapipe = check_source("ParagraphAggregator", source_datapipe, "source_datapipe")
         check_callable("ParagraphAggregator", "joiner", joiner)

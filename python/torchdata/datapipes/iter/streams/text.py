@@ -90,13 +90,7 @@ class _Text(HoldsStream[Any]):
     _is_ahead: bool = state(False, saved=False)
 
     def _set_options(
-        self,
-        source_datapipe: Any,
-        skip_lines: int,
-        decode: bool,
-        encoding: str,
-        errors: str | None,
-        return_path: bool,
+        self, source_datapipe: Any, skip_lines: int, decode: bool, encoding: str, errors: str | None, return_path: bool
     ) -> None:
         name = type(self).__name__
         self.source_datapipe = source_pipe(source_datapipe, self)
