@@ -194,6 +194,8 @@ def _parse(state: dict[str, Any], ours: dict[str, Any], is_ours: bool) -> EpochS
                 f"the state is damaged: it has {len(names)} workers, but '_worker_snapshots' of {sorted(saved)}"
             )
         each, own = [saved[name] for name in names], ours.get("workers")
+        if (numbers := [one.get("worker_id", number) for number, one in enumerate(each)]) != [*range(len(each))]:
+            raise ValueError(f"the state is damaged: 'worker_id' of {names} is {numbers}")
         key, received = "_snapshot_step", state["_snapshot"]["_snapshot_step"]
     else:
         main, each = state, [state]

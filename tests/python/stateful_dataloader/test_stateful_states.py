@@ -167,6 +167,7 @@ def test_counts_out_of_range_are_refused_by_name() -> None:
         *((workers, ("_steps_since_snapshot",), value) for value in (10**12, -1)),
         (workers, ("_snapshot", "_snapshot_step"), 10**9),
         (workers, ("_snapshot", "_last_yielded_worker_id"), 2),
+        (workers, ("_snapshot", "_worker_snapshots", "worker_1", "worker_id"), 0),
         (workers, (*main, "_num_workers"), 10**9),
         (workers, (*main, "_sampler_iter_yielded"), -1),
         (workers, (*main, "_base_seed"), "x"),

@@ -90,10 +90,12 @@ impl Access {
 
     pub fn hold<'py>(&self, py: Python<'py>) -> PyResult<Held<'_, 'py>> {
         self.try_hold(py).ok_or_else(|| {
-            PyRuntimeError::new_err(
-                "another thread is reading from this loader: a loader has one reader at a time (or a signal handler reads \
-                 while the loop that it has interrupted also reads)",
-            )
+            PyRuntimeError::new_err(if self.holder.load() == this_thread() {
+                "a signal handler has interrupted this thread while the loader waits for items: set a flag in the \
+                 handler, and read items or save the state in the loop"
+            } else {
+                "another thread is reading from this loader: a loader has one reader at a time"
+            })
         })
     }
 
