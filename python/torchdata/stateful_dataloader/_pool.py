@@ -173,7 +173,9 @@ class WorkerPool(Group):
             patience = None if taken == 0 else 0.0
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])
-            except (TimeoutError, Ended):
+            except (TimeoutError, Ended) as error:
+                if is_of_handler(error):
+                    raise
                 return
             self._taken[worker] += 1
 
