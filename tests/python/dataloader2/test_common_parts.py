@@ -512,10 +512,6 @@ def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch
     assert presses > 4
 
 
-def read_twice(source: DataPipe) -> DataPipe:
-    return Zipper(source.sharding_filter(), source)
-
-
 @pytest.mark.parametrize(
     ("why", "pipe"),
     [
@@ -533,7 +529,7 @@ def read_twice(source: DataPipe) -> DataPipe:
         ("workers do not share the items", lambda: numbers().sharding_filter(2)),
         ("one filter follows another", lambda: numbers().sharding_filter(3).map(drawn).sharding_filter(2)),
         ("fork keeps its children", lambda: Zipper(*numbers().fork(2)).sharding_filter()),
-        ("the source is read past the filter", lambda: read_twice(numbers())),
+        ("the source is read past the filter", lambda: Zipper((source := numbers()).sharding_filter(), source)),
     ],
 )
 def test_other_pipelines_keep_a_replica_for_each_shard(why: str, pipe: Callable[[], Any]) -> None:

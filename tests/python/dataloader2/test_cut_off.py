@@ -60,10 +60,6 @@ class Halting(Passing):
         return iter(self.source)
 
 
-def is_any(item: Any) -> bool:
-    return bool(Cut(item) >= 0)
-
-
 def twice(item: Any) -> list[Any]:
     return [Cut(item), item]
 
@@ -77,7 +73,7 @@ PIPES: dict[str, Any] = {
     "random numbers": lambda pipe: pipe.map(drawing),
     "batch": lambda pipe: pipe.map(Cut).batch(3),
     "shuffle": lambda pipe: pipe.map(Cut).shuffle(buffer_size=4),
-    "filter": lambda pipe: pipe.filter(is_any),
+    "filter": lambda pipe: pipe.filter(lambda item: bool(Cut(item) >= 0)),
     "flatmap": lambda pipe: pipe.flatmap(twice),
     "a generator": lambda pipe: Generated(pipe),
     "after a thread": lambda pipe: pipe.prefetch(2).map(Cut),

@@ -271,10 +271,6 @@ def parts_of_a_split(dispatched: bool) -> Pipe:
     return first.concat(*others).map(plus_one)
 
 
-def reads_at_once(dispatched: bool) -> Pipe:
-    return ReadsAtOnce(ByHand(drawn_by_its_own_seed(dispatched)))
-
-
 def slow_passes(dispatched: bool) -> Pipe:
     pipe: Pipe = SampleMultiplexer({IterableWrapper(range(3)): 1, IterableWrapper(range(3, 6)): 1}, seed=3)
     pipe = shared_out(BeginsSlowly(pipe), True) if dispatched else BeginsSlowly(shared_out(pipe, False))
@@ -286,7 +282,11 @@ def slow_passes(dispatched: bool) -> Pipe:
 READING_AHEAD: dict[str, tuple[Callable[[bool], Pipe], list[tuple[int, int]], float]] = {
     "passes read ahead to their end": (three_passes, [(0, 5), (0, 12), (0, 17)], 0.02),
     "parts of a split": (parts_of_a_split, [(0, 0), (0, -1)], 0.0),
-    "the first item read in iter": (reads_at_once, [(1, 0)], 0.0),
+    "the first item read in iter": (
+        lambda dispatched: ReadsAtOnce(ByHand(drawn_by_its_own_seed(dispatched))),
+        [(1, 0)],
+        0.0,
+    ),
     "the last items dropped": (lambda dispatched: drawn_by_its_own_seed(dispatched).filter(is_early), [(0, -1)], 0.0),
     "passes that begin slowly": (slow_passes, [(0, 6), (0, 16)], 0.03),
 }

@@ -208,12 +208,8 @@ def test_snapshots_of_any_size_reach_main_whole():
         assert max(sizes) > 300_000, (form, sizes)
 
 
-def clocked(item):
-    return item, time.perf_counter_ns()
-
-
 def unsteady():
-    return IterableWrapper(range(40)).sharding_filter().map(clocked)
+    return IterableWrapper(range(40)).sharding_filter().map(lambda item: (item, time.perf_counter_ns()))
 
 
 def test_a_pipeline_that_does_not_repeat_itself_is_an_error_that_names_worker_and_item(monkeypatch):

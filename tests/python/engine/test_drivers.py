@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from drivers.frame import Driver, Outcome, outcomes, parser_of
+from families import TORCH
 from random_loaders import plans, run
 from random_loaders.epochs import read_epoch
 from random_loaders.pipelines import Differs, Failing
@@ -32,6 +33,7 @@ RUNS = [
     "loaders --no-interrupts --faults --runs 1 --seed 201 --start-methods forkserver",
     "graph-loaders --no-interrupts --runs 2 --seed 3",
     "files --runs 3",
+    *(["stateful --runs 1", "nodes --runs 1"] if TORCH else []),
 ]
 
 

@@ -143,10 +143,6 @@ def test_out_of_order_items_are_delivered_when_they_are_ready_and_none_is_lost(t
         assert received[-1] == 38
 
 
-def replace_by_nothing(datapipe, worker_info):
-    return datapipe.map(lambda x: (worker_info.worker_id, worker_info.num_workers, x))
-
-
 def add_epoch_seed(datapipe, worker_info, seed_generator):
     random.seed(seed_generator.generate_shared_seed())
     return datapipe
@@ -191,7 +187,8 @@ class Numbered(IterDataPipe):
 
 
 def test_worker_init_fn_and_reset_fn_change_the_graph():
-    with loader(sharded(6), worker_init_fn=replace_by_nothing, worker_reset_fn=add_epoch_seed) as dl:
+    init = lambda pipe, info: pipe.map(lambda x: (info.worker_id, info.num_workers, x))  # noqa: E731
+    with loader(sharded(6), worker_init_fn=init, worker_reset_fn=add_epoch_seed) as dl:
         for _ in range(2):
             assert list(dl) == [(x % 2, 2, x) for x in range(6)]
 

@@ -141,7 +141,7 @@ def driver_of(
         return 1
 
     def options_of(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--beside", help="an interpreter with another torchdata, which runs the same programs")
+        parser.add_argument("--upstream", help="an interpreter with another torchdata, which runs the same programs")
 
     # The driver need not fork, because each program already runs in a new process.
     return Driver(lambda seed, _: seed, check, "programs", limit=1000.0, around=around, forks=False, more=options_of)

@@ -23,13 +23,10 @@ from torchdata.datapipes.state import load_state, save_state
 from waiting import check_in_forked_child
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def client():
     with serving() as client:
         yield client
-
-
-pytestmark = pytest.mark.usefixtures("client")
 
 
 def test_the_objects_whose_keys_begin_with_a_prefix_are_listed_in_order():

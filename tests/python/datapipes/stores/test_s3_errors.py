@@ -16,13 +16,10 @@ from stream_checks import read
 from torchdata.datapipes.iter import S3FileLister, S3FileLoader
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def client():
     with serving() as client:
         yield client
-
-
-pytestmark = pytest.mark.usefixtures("client")
 
 
 @pytest.mark.parametrize("make", [S3FileLister, S3FileLoader])

@@ -1,6 +1,5 @@
 """After faults of servers and networks, requests are repeated and bodies are resumed."""
 
-import io
 import pickle
 import time
 from typing import Any
@@ -18,10 +17,6 @@ from torchdata.datapipes.iter.web import client
 CONTENT = b"".join(b"line %d\n" % number for number in range(20_000))
 
 
-def content_of_item(item: tuple[str, io.BufferedReader]) -> bytes:
-    return item[1].read()
-
-
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "BACKOFF", 0.001)
@@ -32,7 +27,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_fault_of_a_server_ends_an_epoch_or_changes_a_byte() -> None:
     with faulty_http.running(seed=2) as server:
         pipe = IterableWrapper(server.urls(40)).sharding_filter()
-        pipe = HttpReader(pipe, timeout=faulty_http.TIMEOUT, max_retries=10).map(content_of_item)
+        pipe = HttpReader(pipe, timeout=faulty_http.TIMEOUT, max_retries=10).map(lambda item: item[1].read())
         with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork")) as loader:
             assert list(loader) == server.contents(40)
             retries = sum(pipe.retries for pipe in loader.stats().pipes)
