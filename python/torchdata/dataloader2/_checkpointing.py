@@ -360,6 +360,8 @@ def unpickled(field: str, pickled: Any) -> Any:
             "that saved it exist. If they do, the state is damaged"
         ) from error
     except Exception as error:
+        if is_of_handler(error):
+            raise
         raise damaged(field, f"unpickling it fails with {type(error).__name__}: {error}") from error
 
 

@@ -230,8 +230,9 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         with torch.autograd.profiler.record_function(self._profile_name):
             if self._is_cut_off:
                 raise RuntimeError(
-                    "an error of the loader's sampler, or Ctrl-C pressed twice, interrupted the loader while it "
-                    "delivered a batch, which is lost; begin a new loop. To lose no batch, load an earlier state"
+                    "an error of the sampler or of a signal handler, or Ctrl-C pressed twice, interrupted the loader "
+                    "while it delivered a batch, which is lost; begin a new loop. To lose no batch, load an "
+                    "earlier state"
                 )
             if self._held or self._hand:
                 return

@@ -221,8 +221,8 @@ def _ended_after(seconds: float) -> Iterator[None]:
 
 
 #: Only one thread at a time forks a child. Otherwise, on Python 3.12 and later, filelock 4.3 would make `os.fork` raise
-#: RuntimeError.
-_forking = threading.Lock()
+#: RuntimeError. A function that the program has registered to run at forks may start another loader.
+_forking = threading.RLock()
 os.register_at_fork(after_in_child=_forking._at_fork_reinit)  # type: ignore[attr-defined] # missing in typeshed
 
 

@@ -11,13 +11,13 @@ adds the child's reads to the reads of the main process, so the check issues no 
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._redacting import printable
 
 MOST = 3
@@ -79,10 +79,10 @@ class SharedPositions:
 def _open_for_reading() -> dict[int, tuple[int, int]]:
     """Returns a dict from file descriptors to (device, inode) of all read-only files except standard input."""
     found = {}
-    with contextlib.suppress(OSError):
+    with FailuresSuppressed(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
             # `os.listdir` also returns the file descriptor that it has used and closed.
-            with contextlib.suppress(OSError):
+            with FailuresSuppressed(OSError):
                 status = os.fstat(number)
                 is_read_only = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY
                 if number > 0 and is_read_only and stat.S_ISREG(status.st_mode):
@@ -91,27 +91,23 @@ def _open_for_reading() -> dict[int, tuple[int, int]]:
 
 
 def _position(number: int, identity: tuple[int, int]) -> int:
-    try:
+    with FailuresSuppressed(OSError):
         status = os.fstat(number)
         return os.lseek(number, 0, os.SEEK_CUR) if (status.st_dev, status.st_ino) == identity else -1
-    except OSError:
-        return -1
+    return -1
 
 
 def _reads_of(pid: int) -> int | None:
     """Returns how often a process has called `read`, from `/proc`; None if the kernel does not count these calls. If
     `pid` is the current process, the count includes one `read` by `_reads_of` itself."""
-    try:
+    with FailuresSuppressed(OSError):
         descriptor = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        counts = os.read(descriptor, 4096)
-        return next((int(line.split()[1]) for line in counts.splitlines() if line.startswith(b"syscr:")), None)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
+        try:
+            counts = os.read(descriptor, 4096)
+            return next((int(line.split()[1]) for line in counts.splitlines() if line.startswith(b"syscr:")), None)
+        finally:
+            os.close(descriptor)
+    return None
 
 
 def _words(paths: list[str]) -> str:

@@ -29,6 +29,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._machine import caught_signals, read
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
-    with now.lock, contextlib.suppress(OSError):
+    with now.lock, FailuresSuppressed(OSError):
         # The page is added before `_open` is called, because a loader that ends in another thread could otherwise close
         # the memory.
         now.pages.add((id(board), page))
@@ -170,7 +171,7 @@ def _inform_others() -> None:
 
 
 def _close(opened: tuple[int, int]) -> None:
-    with contextlib.suppress(OSError):
+    with FailuresSuppressed(OSError):
         if _is_open(opened):
             os.close(opened[0])
 
@@ -178,10 +179,9 @@ def _close(opened: tuple[int, int]) -> None:
 def _is_open(opened: tuple[int, int]) -> bool:
     """Returns False if other code has closed the file descriptor."""
     descriptor, inode = opened
-    try:
+    with FailuresSuppressed(OSError):
         return descriptor >= 0 and os.fstat(descriptor).st_ino == inode and _is_ours(descriptor)
-    except OSError:
-        return False
+    return False
 
 
 def _is_ours(descriptor: int) -> bool:

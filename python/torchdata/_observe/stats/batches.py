@@ -10,6 +10,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
+from torchdata._handlers import is_of_handler
 from torchdata._native import IterationToken, StatsBoard
 from torchdata._observe.stats.counting import MAIN, MAIN_PAGE, PIPES, Counting
 from torchdata._observe.stats.labels import describe_pipes
@@ -144,7 +145,9 @@ class BatchRecorder(Recorder):
         if self._counting is None or self._processes is not None or self._pid != os.getpid():
             try:
                 board = StatsBoard(1, 1, PIPES, self.full) if new_board is None else new_board()
-            except OSError:
+            except OSError as error:
+                if is_of_handler(error):
+                    raise
                 return None
             board.adopt(MAIN_PAGE, MAIN, 0)
             self._take(Counting(board, MAIN_PAGE), None)

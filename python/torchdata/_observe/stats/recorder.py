@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._native import Delivery, StatsBoard
 from torchdata._observe.outside.stacks import stop_answering
 from torchdata._observe.outside.stalls import (
@@ -98,12 +99,11 @@ class Recorder:
         if children is not None:
             warn_of_stalls(children, self.stall_warning)
             return Counting(children.stats, MAIN_PAGE)
-        try:
+        with FailuresSuppressed(OSError):
             counting = Counting(StatsBoard(1, 1, PIPES, self.full), MAIN_PAGE)
-        except OSError:
-            return None
-        counting.adopt_main()
-        return counting
+            counting.adopt_main()
+            return counting
+        return None
 
     def end(self) -> None:
         self._has_ended = True

@@ -145,6 +145,8 @@ def _cloudpickled(obj: Any) -> bytes:
     try:
         return dumps(obj)
     except Exception as error:
+        if is_of_handler(error):
+            raise
         raise TypeError(f"{why_not(obj, 'pickled', dumps, error)}. {_WHY_PICKLED}") from error
 
 

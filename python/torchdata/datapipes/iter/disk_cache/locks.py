@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from torchdata._handlers import is_of_handler
 from torchdata._reporting import warn_outside
 from torchdata._threads import start
 from torchdata.datapipes.iter.streams.atomic_files import temporary_name
@@ -146,7 +147,10 @@ def _locked(file: str) -> int | None:
         except BlockingIOError:
             os.close(fd)
             raise
-        except OSError:  # the file system does not support locks
+        except OSError as error:  # the file system does not support locks
+            if is_of_handler(error):
+                os.close(fd)
+                raise
             with contextlib.suppress(OSError):
                 os.unlink(file)
             os.close(fd)
@@ -175,7 +179,9 @@ def _opened(file: str) -> int | None:
             fd = os.open(file, flags)
         except FileNotFoundError:
             continue  # the file was removed in the meantime
-        except OSError:  # the file belongs to another user, or is a link, a folder, or a socket
+        except OSError as error:  # the file belongs to another user, or is a link, a folder, or a socket
+            if is_of_handler(error):
+                raise
             return None
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd

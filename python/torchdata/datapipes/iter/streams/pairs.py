@@ -10,11 +10,12 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_source
 from torchdata.datapipes._pipe.graph.traversal import sources_of
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import DeclaredState, state
 from torchdata.datapipes.datapipe import IterDataPipe, T_co
 from torchdata.datapipes.utils._streams import detached
 
@@ -40,22 +41,26 @@ def path_and_stream(item: Any, pipe: object) -> tuple[str, Any]:
 
 
 def position_of(stream: Any) -> int | None:
-    try:
-        offset: int = stream.tell()
-    except (OSError, ValueError, AttributeError):
-        return None
-    return offset
+    with FailuresSuppressed((OSError, ValueError, AttributeError)):
+        return int(stream.tell())
+    return None
 
 
 def can_seek(stream: Any) -> bool:
     return bool(stream.seekable()) if hasattr(stream, "seekable") else hasattr(stream, "seek")
 
 
+class _Pair(DeclaredState):
+    def check(self, value: Any) -> None:
+        if value is not None and not (type(value) is tuple and len(value) == 2 and isinstance(value[0], str)):
+            raise TypeError("it contains no pair of path and stream")
+
+
 class HoldsStream(IterDataPipe[T_co]):
     """Reads streams. Subclasses define `_source` and `_read`. If an offset alone does not describe the position in a
     stream, a subclass also defines `_bookmark`."""
 
-    _pair: Any = state()
+    _pair: Any = _Pair()
     #: The position where `_read` begins to read the current stream.
     _point: Any = state()
     #: Whether an iterator is reading the current pair. While an iterator reads the pair, `_point` is outdated.
