@@ -25,6 +25,10 @@ def own_processes():
     return [pid for pid in descendants("self") if b"resource_tracker" not in cmdline(pid)]
 
 
+def names_of_processes():
+    return sorted(Path(f"/proc/{pid}/comm").read_text().strip() for pid in own_processes())
+
+
 def stopped_processes():
     return [pid for pid in own_processes() if state(pid) == "T"]
 
@@ -58,9 +62,8 @@ def main(method, when, ending, file):
         wait_for(stopped_processes)
     else:
         replace_a_worker(loader)
-        names = [Path(f"/proc/{pid}/comm").read_text().strip() for pid in own_processes()]
-        forking = [] if method == "spawn" else ["td_fork"]
-        assert sorted(names) == ["td_dispatch", *forking, "td_worker_0", "td_worker_1"]
+        names = ["td_dispatch", *([] if method == "spawn" else ["td_fork"]), "td_worker_0", "td_worker_1"]
+        wait_for(lambda: names_of_processes() == names)  # a new process sets its name after it has started
         wait_for(lambda: stop_all() == len(names))
     Path(file).write_text(" ".join(map(str, stopped_processes())))
     if ending == "SIGKILL":
