@@ -1,7 +1,7 @@
 """The interface between the engine, which starts processes and connects them, and the programs that child processes
 run.
 
-There are different programs for `DataLoader2`, `StatefulDataLoader` and `torchdata.nodes`.
+`DataLoader2`, `StatefulDataLoader` and `torchdata.nodes` each have their own program for child processes.
 """
 
 from __future__ import annotations

@@ -186,10 +186,10 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
 /// Requests the next item from the iterator. Returns NULL at the end, after an exception, or if the guard is invalid.
 ///
 /// # Safety
-/// The guard exists. A guard that is not cleared owns its token, pipe and iterator.
+/// The guard exists. A guard owns its token, pipe and iterator until `clear` runs.
 #[inline(always)]
 unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
     unsafe {
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
             return std::ptr::null_mut();
@@ -205,7 +205,7 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
 
 #[inline(always)]
 unsafe fn count(guard: *mut Guard, items: u64) {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
     unsafe {
         (*(*guard).token).count(items);
         if let Some(counter) = (*guard).counter.as_ref() {
@@ -244,7 +244,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator. The
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs. The
     // statistics record is read after the call of `inner`, because this call may replace the record.
     unsafe {
         let first = (*guard).metering.measured == 0;
@@ -283,7 +283,7 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
 }
 
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
     unsafe {
         let first =
             (*guard).metering.measured == 0 && (*(*guard).token).slot().is_some_and(|slot| slot.root && slot.main);
@@ -351,14 +351,14 @@ fn end_range(py: Python<'_>, end: Py<PyAny>) {
 }
 
 unsafe fn begin_first(guard: *mut Guard, first: bool) {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
     if first && let Some(slot) = unsafe { (*(*guard).token).slot() } {
         slot.pipe.page.begin_first();
     }
 }
 
 unsafe fn end_first(guard: *mut Guard, first: bool, has_item: bool) {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
     if first && let Some(slot) = unsafe { (*(*guard).token).slot() } {
         slot.pipe.page.end_first();
         if has_item {
@@ -369,7 +369,7 @@ unsafe fn end_first(guard: *mut Guard, first: bool, has_item: bool) {
 
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
     unsafe {
         while continues(guard) {
             let item = ask(guard);

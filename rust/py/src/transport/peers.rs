@@ -202,8 +202,8 @@ impl Peers {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
     }
 
-    /// Takes the next message of a peer, and returns whether the peer has a message. If the next message in the ring
-    /// belongs to another peer, the message is stored until that peer's turn.
+    /// Moves a peer's next message to `current` and returns true, or returns false if there is none. A message in the
+    /// ring that belongs to another peer is stored until that peer's turn.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         if let Some(taken) = self.taken_in[peer].pop_front() {

@@ -243,7 +243,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dispatch, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // If a grant is damaged, the wait ends, because sending the first item then reports the damage.
+            // If a reader's `Grant` is damaged, the wait ends, and sending the first item reports the damage.
             dispatch.is_repeat_requested(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), |_| Ok(()))?;
