@@ -1,6 +1,6 @@
 """Defines when a child process takes a snapshot of its state, and the data that a child needs to resume.
 
-The main process stores a snapshot without decoding it, and returns it to the child that resumes an epoch.
+The main process stores a snapshot without decoding its bytes, and sends the snapshot to a child that resumes an epoch.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Resumption:
             the checksum after the recomputed items; None if checksums are not compared.
         turn: the index of the shard (in a worker) or of the link (in the dispatching process) for the next item.
         passed: for a worker, the number of completed iterations over the dispatched items.
-        share: for a worker, the number and the checksum of the items that it had received in its current iteration over
-            the dispatched items.
+        share: for a worker, the number and the checksum of the items that the worker had received in its current
+            iteration over the dispatched items.
         strict: whether sources check that the items that they reread equal the items before the snapshot.
     """
 

@@ -146,8 +146,8 @@ class EpochProgram(Program):
 
     @abstractmethod
     def resume_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
-        """Returns an iterator that resumes after the snapshot; if `snapshot` is None, it begins with the first item.
-        Called after `begin_epoch`.
+        """Returns an iterator that resumes after the snapshot; if `snapshot` is None, the iterator begins with the
+        first item. Called after `begin_epoch`.
 
         Args:
             strict: whether sources verify the items that they reread.

@@ -96,8 +96,8 @@ impl Collector {
     /// `received` contains the number of received items, and `ended` contains whether all items were received. `paused`
     /// is true if the senders are paused.
     ///
-    /// `on_replace(exited, positions, ended)` then starts the replacements. `on_replace` returns (index, new link or
-    /// None, id or descriptor of the new process) for each replacement.
+    /// `on_replace(exited, positions, ended)` starts these replacements. `on_replace` returns (index, new link or None,
+    /// id or descriptor of the new process) for each replacement.
     ///
     /// If a callback raises an exception, nothing changes, and the next read calls the callbacks again.
     fn watch_and_replace(

@@ -463,7 +463,7 @@ impl Outlet {
         }
     }
 
-    /// Returns None when there is space, or the reason why the message can no longer be sent.
+    /// Waits for free space. Returns None when there is space, or the reason why the message can no longer be sent.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,
