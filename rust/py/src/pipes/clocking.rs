@@ -83,8 +83,7 @@ pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     around(random, least)
 }
 
-/// Resets this thread's measurement of pipe calls, because a fork during such a call leaves the child's copy
-/// unfinished.
+/// Resets this thread's measurement of pipe calls, which is unfinished after a fork during such a call.
 pub fn begin() {
     MEASURING.store(0, Relaxed);
     CLOCKING.with(|thread| {
@@ -99,9 +98,9 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// The nanoseconds of a sampled call without its nested calls, and how many calls it represents in the statistics.
+    /// The nanoseconds of a sampled call without its nested calls, and how many calls this call represents.
     pub own: Option<(u64, u64)>,
-    /// The nanoseconds of a sampled or slow outermost call, and how many calls it represents in the statistics.
+    /// The nanoseconds of a sampled or slow outermost call, and how many calls this call represents.
     pub whole: Option<(u64, u64)>,
     pub passed: u64,
 }
