@@ -216,7 +216,7 @@ class ArenaBuffer:
 
 def drop_inherited(links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None) -> None: ...
 def order_of(kind: str, number: int) -> int | None:
-    """Returns a number that announces the command in shared memory, before the command itself arrives. Returns None for
+    """Returns the number that the main process writes into shared memory before it sends the command. Returns None for
     a command that does not end the epoch."""
 
 @final

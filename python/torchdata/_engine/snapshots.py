@@ -1,6 +1,6 @@
 """Defines when a child process takes a snapshot of its state, and the data that a child needs to resume.
 
-The main process stores a snapshot without decoding it, and returns it to the child that resumes an epoch.
+The main process stores a snapshot without decoding its bytes, and sends the snapshot to a child that resumes an epoch.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Resumption:
 
     Args:
         content: the sealed snapshot; None if the child starts at the epoch's beginning.
-        starts: for each link over which the child sends items, a tuple of three entries. The tuple's first entry is the
-            `Account` of the items that were sent before the snapshot. The tuple's second entry is the number of items
-            after the snapshot that the child recomputes but does not send again. The tuple's third entry is the
-            checksum after the recomputed items; None if checksums are not compared.
+        starts: for each link over which the child sends items, a tuple of three values. The first value of each tuple
+            is the number and checksum (`Account`) of the items that were sent before the snapshot. The second value is
+            the number of items after the snapshot that the child recomputes but does not send again. The third value is
+            the checksum after the recomputed items; None if checksums are not compared.
         turn: the index of the shard (in a worker) or of the link (in the dispatching process) for the next item.
         passed: for a worker, the number of completed iterations over the dispatched items.
-        share: for a worker, the number and the checksum of the items that it had received in its current iteration over
-            the dispatched items.
+        share: for a worker, the number and the checksum of the items that the worker had received in its current
+            iteration over the dispatched items.
         strict: whether sources check that the items that they reread equal the items before the snapshot.
     """
 

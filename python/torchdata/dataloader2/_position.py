@@ -293,8 +293,8 @@ class Tracker:
     # -- epochs ------------------------------------------------------------------------------------
 
     def find_output(self) -> None:
-        """Finds the `WorkerOutput` in the graph. `find_output` must be called after the service has taken over the
-        graph."""
+        """Finds the `WorkerOutput` in the graph. `find_output` must be called after the reading service's `initialize`
+        has returned the graph."""
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _below_counting(graph, WorkerOutput) is not None

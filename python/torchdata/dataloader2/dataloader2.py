@@ -234,9 +234,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     ) -> DataLoader2[Any]:
         """Creates a loader of a dataset, with the usual pipeline: shuffle, shard, batch, collate.
 
-        The items of a dataset with `__getitem__` are divided by their indices, so each item is loaded once. Each worker
-        reads all items of an iterable, or all indices of a sampler, and skips the items of other workers. An error is
-        raised if workers read the items in different orders. To read an iterable in one process only, use
+        The indices of a dataset with `__getitem__` are divided among the workers, so each item is loaded once. Each
+        worker reads all items of an iterable, or all indices of a sampler, and skips the items of other workers. An
+        error is raised if workers read the items in different orders. To read an iterable in one process only, use
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
         example the datasets of Hugging Face, webdataset, litdata and mosaicml-streaming. The loader does not divide an
         iterable that already divides its items among the workers. For datasets that the loader divides, items and

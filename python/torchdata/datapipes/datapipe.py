@@ -36,7 +36,7 @@ __all__ = ["DataChunk", "IterDataPipe", "MapDataPipe", "begin_iteration", "share
 if TYPE_CHECKING:
     from torchdata.datapipes._forms import IterForms, MapForms
 else:
-    # Type checkers read the functional forms from stubs (`make stubs`).
+    # Type checkers read the functional forms, which are methods such as `pipe.map`, from stubs (`make stubs`).
     class IterForms:
         """At run time, `IterForms[T]` evaluates to `FunctionalForms`."""
 

@@ -52,9 +52,9 @@ class _Work(ReadAhead):
         wanted: the number of items that the source must yield after the loaded snapshot; an error is raised if it
             yields fewer.
         **options: further arguments of the queue: `in_order`, `position` and `grows`. `position` is the loaded state: a
-            snapshot of the source, the number of items to drop after the snapshot, and the numbers of later items to
-            drop. `grows` is None if `limit` is fixed. If `limit` may grow, `grows` contains the highest limit for small
-            items, the number of consecutive small items, and the current limit.
+            snapshot of the source, how many items directly after the snapshot are dropped, and which later items (by
+            number) are dropped. `grows` is None if `limit` is fixed. If `limit` may grow, `grows` contains the highest
+            limit for small items, the number of consecutive small items, and the current limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:

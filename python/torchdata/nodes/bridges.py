@@ -107,8 +107,8 @@ class NodePipe(IterDataPipe[T]):
 
 
 def to_pipe(node: BaseNode[T]) -> IterDataPipe[T]:
-    """Returns a pipe that yields the items of a node. The state of the pipe's graph includes the state of the node's
-    graph.
+    """Returns a pipe that yields the items of a node. A saved state of the pipe's graph also contains the states of
+    `node` and its sources.
 
     Args:
         node: the last node of a graph.

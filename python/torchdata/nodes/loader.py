@@ -50,8 +50,8 @@ class Loader(ObservedLoader, Generic[T]):
         stats: "counts" only counts the items that the loader yields. "full" also measures the time of each node. With
             `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set.
         wait_warning: the fraction of an epoch that the program may wait for the loader; None disables the warning; 0.3
-            by default. A warning is issued if the program waits for more than the fraction `wait_warning` of an epoch
-            of at least 10 seconds.
+            by default. A warning is issued if an epoch lasts at least 10 seconds, and the program waits for more than
+            this fraction of the epoch.
 
     Raises:
         TypeError: `root` is not a node.

@@ -172,8 +172,8 @@ impl NumPy {
             *mut ffi::PyObject,
         ) -> *mut ffi::PyObject;
         let py = dtype.py();
-        // SAFETY: entry 2 is PyArray_Type, and entry 94 is PyArray_NewFromDescr, which takes ownership of the dtype.
-        // PyArray_NewFromDescr returns a new reference, or NULL with an exception.
+        // SAFETY: in NumPy's C API table, entry 2 is PyArray_Type, and entry 94 is PyArray_NewFromDescr, which takes
+        // ownership of the dtype, and returns a new reference, or NULL with an exception.
         unsafe {
             let new: New = self.entry(94);
             let (dimensions, no_parent) = (shape.len() as c_int, std::ptr::null_mut());

@@ -142,7 +142,7 @@ impl SavedGlobals {
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShardTurns {
     shards: Vec<Py<SavedGlobals>>,
-    /// A Python function that exchanges two shards if `switch_to` returns false.
+    /// The Python function that exchanges the variables of two shards if the native `switch_to` returns false.
     exchange: Py<PyAny>,
     entered: AtomicUsize,
 }

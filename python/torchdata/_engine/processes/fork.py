@@ -74,7 +74,7 @@ def _numpy_locks() -> list[Any]:
 
 
 def _device_locks() -> list[Any]:
-    """`torch.manual_seed` acquires the device locks even on a machine without devices."""
+    """Returns the locks of torch's devices, which `torch.manual_seed` acquires even on a machine without devices."""
     modules = [sys.modules.get(f"torch.{device}") for device in ("cuda", "xpu", "mtia")]
     return [lock for lock in (getattr(one, "_initialization_lock", None) for one in modules) if lock is not None]
 

@@ -99,9 +99,9 @@ class ForkingProcess:
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
-        """The caller must defer signals while `forked` runs. `deliver` delivers pending signals. If `deliver` raises an
-        exception, the new forking process is killed. `inherited` contains the objects that children receive through
-        `Inherited`.
+        """Forks a forking process from this process. The caller must defer signals while `forked` runs. `deliver`
+        delivers pending signals. If `deliver` raises an exception, the new forking process is killed. `inherited`
+        contains the objects that children receive through `Inherited`.
         """
 
         def launch(theirs: socket.socket, ours: socket.socket) -> ChildProcess:
@@ -121,7 +121,7 @@ class ForkingProcess:
 
     @classmethod
     def spawned(cls, modules: Sequence[str]) -> ForkingProcess:
-        """The forking process imports `modules` before it forks children."""
+        """Spawns a forking process, which imports `modules` before it forks children."""
 
         def launch(theirs: socket.socket, _ours: socket.socket) -> ChildProcess:
             arguments = theirs, os.getpid(), None, None, (), modules

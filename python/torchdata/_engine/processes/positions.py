@@ -66,7 +66,7 @@ class SharedPositions:
             for number, before in mark.positions.items()
             if before not in (-1, position := _position(number, self._files[number])) and position != -1
         ]
-        # `_reads_of` reads one file, so a count that has grown by one means that the main process has read nothing else
+        # `_reads_of` itself reads a file, so a difference of 1 means that the main process has read no other file
         if not moved or _reads_of(os.getpid()) != mark.own + 1:
             return None
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]

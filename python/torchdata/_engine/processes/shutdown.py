@@ -4,8 +4,8 @@
 continues the shutdown. `OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the program
 exits.
 
-A child that does not stop on request is killed by SIGKILL. Children ignore SIGTERM, because clusters send it to all
-processes of a program (`interrupts.py`).
+A child that does not stop on request is killed by SIGKILL. Children ignore SIGTERM, because clusters send SIGTERM to
+all processes of a program (`interrupts.py`).
 """
 
 from __future__ import annotations

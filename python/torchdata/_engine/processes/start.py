@@ -66,7 +66,7 @@ def new_child(
 def start_all(
     children: Iterable[ChildProcess], start_method: str, started: Callable[[int], object] = lambda index: None
 ) -> None:
-    """If the start fails or is interrupted, the children that were already started keep running."""
+    """Starts the children. If the start fails or is interrupted, children that have already started keep running."""
     assert not current_process().daemon, (
         "daemonic processes are not allowed to have children, such as the workers of a loader: start this process "
         "with daemon=False, or use num_workers=0"

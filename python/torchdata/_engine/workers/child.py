@@ -1,7 +1,7 @@
 """Runs in every child process, opens the child's links, and receives commands.
 
-A child first ignores signals, closes inherited resources, and ensures that it exits with the main process. Then it
-loads the program.
+A child first ignores signals, closes inherited resources, and ensures that it exits with the main process. Afterwards,
+the child loads the program.
 
 After the start of a child, garbage collection ignores all existing objects. Importing torch creates 250,000 permanent
 objects, and searching them takes a tenth of the import time. In a forked child, garbage collection would write to every
@@ -143,7 +143,7 @@ class ChildSetup:
     @property
     def where(self) -> str:
         """The child's name in error messages. The article "the" is omitted, because existing programs search messages
-        for the name without it."""
+        for the name without the article."""
         return self.name.removeprefix("the ")
 
 

@@ -140,7 +140,7 @@ class Group(OwnsChildren):
         return self._start_method == "fork"
 
     def replace_exited(self, kind: type[R], survived: Survived, in_order: bool = True) -> R | None:
-        """Must be called before `start`."""
+        """Makes the group replace exited children. This method must be called before `start`."""
         if not survived:
             return None
         hangs = None

@@ -1,10 +1,10 @@
 """Finds child processes that hang, reports the stacks of these processes, and kills them.
 
-A process hangs if the main process has waited `timeout` seconds for it, and its counters have not changed during this
-time. A counter changes whenever a pipe of the process yields an item, or the process sends a message. The use of a
-processor alone is not progress, because an endless loop also uses a processor. For processes that use a processor, the
-limit is `patience` instead of `timeout`. A process that waits for another process is considered to hang only if it is
-suspended (SIGSTOP).
+A process hangs if the main process has waited `timeout` seconds for this process, and the process's counters have not
+changed during this time. A counter changes whenever a pipe of the process yields an item, or the process sends a
+message. The use of a processor alone is not progress, because an endless loop also uses a processor. For processes that
+use a processor, the limit is `patience` instead of `timeout`. A process that waits for another process is considered to
+hang only if it is suspended (SIGSTOP).
 """
 
 from __future__ import annotations

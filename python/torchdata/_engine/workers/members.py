@@ -83,7 +83,8 @@ class Members:
         raise self.program_class.exit_error(process, index if index < self.num_workers else None)
 
     def starts_of(self, index: int, starts: Sequence[Resumption | None]) -> list[Resumption | None]:
-        """Returns the positions of child `index`. In `starts`, the position of the dispatching process is last."""
+        """Returns the positions from which the shards of child `index` start. In `starts`, the position of the
+        dispatching process is last."""
         return [starts[shard] for shard in self.shards_of(index)] if index < self.num_workers else [starts[-1]]
 
     def seeds_of(self, index: int, commands: Callable[[int], tuple[Any, Any]]) -> tuple[list[Any], Any]:

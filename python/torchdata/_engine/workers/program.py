@@ -1,7 +1,7 @@
 """The interface between the engine, which starts processes and connects them, and the programs that child processes
 run.
 
-There are different programs for `DataLoader2`, `StatefulDataLoader` and `torchdata.nodes`.
+`DataLoader2`, `StatefulDataLoader` and `torchdata.nodes` each have their own program for child processes.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ class EpochProgram(Program):
 
     @abstractmethod
     def resume_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
-        """Returns an iterator that resumes after the snapshot; if `snapshot` is None, it begins with the first item.
-        Called after `begin_epoch`.
+        """Returns an iterator that resumes after the snapshot; if `snapshot` is None, the iterator begins with the
+        first item. Called after `begin_epoch`.
 
         Args:
             strict: whether sources verify the items that they reread.

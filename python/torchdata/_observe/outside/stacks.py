@@ -71,7 +71,8 @@ class _Answering:
         #: The file descriptor and the inode of the memory into which this process writes stacks. The descriptor and the
         #: inode are assigned together, because a child that another thread forks must not inherit only one of them.
         self.opened: tuple[int, int] = (-1, 0)
-        #: The file descriptor and the inode of the parent process's memory, until this process closes the descriptor.
+        #: The file descriptor and the inode of the memory into which the parent process writes stacks, until this
+        #: process closes the descriptor.
         self.inherited: tuple[int, int] = (-1, 0)
         if inherited is not None:
             self.inherited = inherited.opened if inherited.opened[0] >= 0 else inherited.inherited

@@ -23,7 +23,7 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
     Args:
         last: the seed of the pipe's previous iteration.
-        follows: whether to derive the seed from `last`, as worker processes always do.
+        follows: whether to derive the new seed from the previous seed (`last`). Worker processes always derive it.
     """
     if last is not None and (is_replica or follows):
         return random.Random(f"after {last}").getrandbits(63)

@@ -92,10 +92,10 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     Functional form of MapDataPipe: `sample_by`.
 
     Random numbers that a sampler draws from the global generators depend only on the pipe's seed. Therefore, all
-    workers and ranks use the same order of indices, which a later `sharding_filter` requires. The sampler does not
-    change the states of the global generators for other code. A sampler may also have its own random generator. If a
-    sampler has a method `set_epoch`, as torch's `DistributedSampler` does, the method receives the number of each
-    epoch. The epochs are numbered from the sampler's attribute `epoch` on.
+    workers and ranks use the same order of indices, which a later `sharding_filter` requires. After each index, the
+    pipe restores the global generators, so that the sampler does not change the random numbers of other code. A sampler
+    may also have its own random generator. If a sampler has a method `set_epoch`, as torch's `DistributedSampler` does,
+    the method receives the number of each epoch. The epochs are numbered from the sampler's attribute `epoch` on.
 
     Args:
         datapipe: the map pipe to read.

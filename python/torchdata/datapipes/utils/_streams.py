@@ -79,8 +79,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         parent_stream: the `StreamWrapper` that the file object reads from, such as the archive of a member; None
             by default.
         name: the name of the stream in `repr` and in messages; None by default.
-        recipe: the recipe to reopen the stream. Without a recipe, only in-memory files and binary files that were
-            opened by path can be pickled.
+        recipe: an object that can reopen the stream, for example after pickling; None by default. Without a recipe,
+            only in-memory files and binary files that were opened by path can be pickled.
 
     Raises:
         RuntimeError: `parent_stream` is not a `StreamWrapper`.

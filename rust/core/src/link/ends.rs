@@ -32,8 +32,8 @@ impl Link {
         &self.layout.region
     }
 
-    /// Takes the producer end, or returns an error if the producer end is already taken. `peer` is the bell of the
-    /// consumer's process.
+    /// Takes the producer end, or returns an error if the producer end is already taken. `peer` is the bell that wakes
+    /// the consumer's process.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -41,8 +41,8 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end, or returns an error if the consumer end is already taken. `peer` is the bell of the
-    /// producer's process.
+    /// Takes the consumer end, or returns an error if the consumer end is already taken. `peer` is the bell that wakes
+    /// the producer's process.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));
@@ -75,7 +75,7 @@ impl Link {
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the main process has commanded a stop or an epoch after `epoch`.
+    /// Returns whether the main process has commanded this child to stop, or to begin a later epoch than `epoch`.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> Result<bool, Corrupted> {
         // SYNC(order): pairs with Producer::order.

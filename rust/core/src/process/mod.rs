@@ -1,4 +1,4 @@
-//! Provides shared memory, bells, process watches and fork hooks.
+//! Provides shared memory, wake-ups between processes (bells), detection of exited processes, and fork hooks.
 //!
 //! Two modules implement the interface `System`: `linux` uses system calls of Linux, and `portable` works on any Unix.
 

@@ -91,8 +91,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// The log keeps at least `beyond` deliveries, or at least `unknown` deliveries if it is unknown which items the
-    /// user has received.
+    /// The log keeps all deliveries that the user has not received, and at least `beyond` earlier deliveries. If it is
+    /// unknown which items the user has received, the log keeps at least `unknown` deliveries.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })

@@ -30,8 +30,8 @@ impl Collecting {
         Self { turn: RoundRobin::new(peers, in_order), has_exited: false }
     }
 
-    /// Returns the next step. For a link, `ready` returns whether an item can be delivered, and `arrived` returns
-    /// whether an item is in the link. `starves` returns whether the link's sender waits for the dispatching process.
+    /// Returns the next step. For each peer, `ready` returns whether an item can be delivered now, `arrived` whether
+    /// the peer's link contains an item, and `starves` whether the peer waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,

@@ -66,8 +66,8 @@ impl Receiving {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window)))
     }
 
-    /// Returns a grant that allows at least one more item, even if the writer may not be ahead of the reader (a window
-    /// of 0).
+    /// Returns a grant that allows the writer to send at least one more item, even if the writer must not send items
+    /// ahead (`window` is 0).
     pub fn one_more(&self) -> Grant {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window.max(1))))
     }

@@ -1,4 +1,4 @@
-//! Identifies the epoch and the iteration of a message.
+//! Defines `Stream`, which identifies the epoch and the iteration to which a message belongs.
 
 use std::fmt;
 

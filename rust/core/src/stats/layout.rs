@@ -304,8 +304,8 @@ pub(super) struct PageHeader {
     pub carried: AtomicU64,
     pub idle: Wait,
     pub first: Wait,
-    /// Measures how long epochs last. In the main process, an epoch begins with its first item. In a child process, an
-    /// epoch begins with the command for the epoch.
+    /// Measures how long epochs last. In the main process, this measurement starts with the first item of an epoch. In
+    /// a child process, this measurement starts with the command for the epoch.
     pub span: Wait,
     /// The size in bytes of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,

@@ -104,7 +104,7 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
             }
         }
     }
-    // SAFETY: `object` exists, because it is the base of the last array in the loop, and an array keeps its base alive.
+    // SAFETY: `object` exists, because the array that the loop above has visited last keeps its base `object` alive.
     let base = unsafe { Bound::from_borrowed_ptr(array.py(), object) };
     let block = &base.cast::<ArenaBuffer>().ok()?.get().block;
     let whole = parts.strided.is_none() && block.as_mut_ptr() == parts.data && block.len() == parts.len;

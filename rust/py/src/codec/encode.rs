@@ -188,8 +188,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// The recorded member is pickled after all other members, because its pickle is wasted if another member requires
-    /// pickling the whole item.
+    /// The recorded member is pickled after all other members were encoded, because its pickle is wasted if another
+    /// member requires pickling the whole item.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((offset, member)) = self.pickled_member.take() else { return Ok(()) };
         let rest = self.payload.split_off(offset);

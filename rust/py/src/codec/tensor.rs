@@ -1,4 +1,4 @@
-//! Encodes and decodes tensors that consist only of their elements.
+//! Encodes and decodes tensors that are completely described by element type, shape, strides and elements.
 
 use pyo3::prelude::*;
 use torchdata_core::strided::Strided;

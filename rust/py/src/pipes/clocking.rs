@@ -31,7 +31,7 @@ pub fn is_measuring() -> bool {
 struct Clocking {
     /// The number of calls of pipes in progress in this thread, which are the outermost call and its nested calls.
     depth: Cell<u32>,
-    /// How many calls the current outermost call represents as a sample, or 0 if this call is not measured.
+    /// How many calls the current outermost call represents in the statistics, or 0 if this call is not measured.
     weight: Cell<u64>,
     /// The nanoseconds that the innermost measured call has spent in its nested calls.
     children: Cell<u64>,
@@ -83,7 +83,7 @@ pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     around(random, least)
 }
 
-/// Resets the measurement in this thread, because this process may have been forked during a call of a pipe.
+/// Resets this thread's measurement of pipe calls, which is unfinished after a fork during such a call.
 pub fn begin() {
     MEASURING.store(0, Relaxed);
     CLOCKING.with(|thread| {
@@ -98,9 +98,9 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// The nanoseconds of a sampled call without its nested calls, and how many calls it represents in the statistics.
+    /// The nanoseconds of a sampled call without its nested calls, and how many calls this call represents.
     pub own: Option<(u64, u64)>,
-    /// The nanoseconds of a sampled or slow outermost call, and how many calls it represents in the statistics.
+    /// The nanoseconds of a sampled or slow outermost call, and how many calls this call represents.
     pub whole: Option<(u64, u64)>,
     pub passed: u64,
 }

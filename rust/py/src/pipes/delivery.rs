@@ -82,8 +82,8 @@ impl Delivery {
         }
     }
 
-    /// Handles a call during which the epoch has ended. The call's result is dropped, except for an exception such as
-    /// KeyboardInterrupt.
+    /// Handles a call of `next` during which the epoch has ended. The call's result is dropped, except for an exception
+    /// such as KeyboardInterrupt.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {

@@ -175,7 +175,7 @@ unsafe extern "C" fn no_more(_: *mut ffi::PyObject) -> *mut ffi::PyObject {
 }
 
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the caller keeps the guard alive. `ask` and `no_item` accept a cleared guard.
+    // SAFETY: the caller keeps the guard alive. `ask` and `no_item` also accept a guard after `clear`.
     unsafe {
         let guard = object.cast::<Guard>();
         let item = ask(guard);
@@ -186,10 +186,10 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
 /// Requests the next item from the iterator. Returns NULL at the end, after an exception, or if the guard is invalid.
 ///
 /// # Safety
-/// The guard exists. A guard that is not cleared owns its token, pipe and iterator.
+/// The guard exists. A guard owns its token, pipe and iterator until `clear` runs.
 #[inline(always)]
 unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
     unsafe {
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
             return std::ptr::null_mut();
@@ -205,7 +205,7 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
 
 #[inline(always)]
 unsafe fn count(guard: *mut Guard, items: u64) {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
     unsafe {
         (*(*guard).token).count(items);
         if let Some(counter) = (*guard).counter.as_ref() {
@@ -222,7 +222,7 @@ unsafe fn count(guard: *mut Guard, items: u64) {
 pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     let py = iterator.py();
     // SAFETY: the caller passes an instance of `IteratorGuard`. This function returns early for a cleared guard, and a
-    // guard that is not cleared owns its token and iterator.
+    // guard owns its token and iterator until `clear` runs.
     unsafe {
         let guard = iterator.as_ptr().cast::<Guard>();
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
@@ -244,7 +244,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator. The
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs. The
     // statistics record is read after the call of `inner`, because this call may replace the record.
     unsafe {
         let first = (*guard).metering.measured == 0;
@@ -283,7 +283,7 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
 }
 
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
     unsafe {
         let first =
             (*guard).metering.measured == 0 && (*(*guard).token).slot().is_some_and(|slot| slot.root && slot.main);
@@ -329,7 +329,8 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// An error of torch's profiler is only printed, so that loading continues.
+/// Begins a range of torch's profiler for a call of `pipe`. An error of the profiler is only printed, so that loading
+/// continues.
 ///
 /// # Safety
 /// `pipe` points to an existing object.
@@ -339,7 +340,7 @@ unsafe fn begin_range(py: Python<'_>, begin: &Py<PyAny>, pipe: *mut ffi::PyObjec
     begin.call1(py, (pipe,)).map_err(|error| error.write_unraisable(py, Some(begin.bind(py)))).ok()
 }
 
-/// If the pipe has raised an exception, it stays the current exception.
+/// Ends a range of torch's profiler. An exception that the pipe has raised stays the current exception.
 fn end_range(py: Python<'_>, end: Py<PyAny>) {
     let passing = PyErr::take(py);
     if let Err(error) = end.call1(py, (py.None(), py.None(), py.None())) {
@@ -351,14 +352,14 @@ fn end_range(py: Python<'_>, end: Py<PyAny>) {
 }
 
 unsafe fn begin_first(guard: *mut Guard, first: bool) {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
     if first && let Some(slot) = unsafe { (*(*guard).token).slot() } {
         slot.pipe.page.begin_first();
     }
 }
 
 unsafe fn end_first(guard: *mut Guard, first: bool, has_item: bool) {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
     if first && let Some(slot) = unsafe { (*(*guard).token).slot() } {
         slot.pipe.page.end_first();
         if has_item {
@@ -369,7 +370,7 @@ unsafe fn end_first(guard: *mut Guard, first: bool, has_item: bool) {
 
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
     unsafe {
         while continues(guard) {
             let item = ask(guard);
@@ -483,7 +484,7 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// The guard has the attributes of its iterator, such as a generator's `close`.
+/// Returns an attribute of the guard's iterator, such as a generator's `close`, as an attribute of the guard.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the interpreter passes an instance of `IteratorGuard` and a str. If a call returns NULL, an exception is
     // set.

@@ -89,7 +89,7 @@ impl Turn {
         })
     }
 
-    /// Waits until this thread may read. If `reads` is true and `close` has been called, returns an error.
+    /// Waits until this thread may use the iterator. If `reads` is true and `close` has been called, returns an error.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.change(py, |crowd| {
@@ -123,8 +123,8 @@ impl Turn {
         Ok(())
     }
 
-    /// Lets this thread read if the thread is first in the queue. Returns an error if this thread can never read, for
-    /// example after a call of `close`.
+    /// Lets this thread use the iterator if the thread is first in the queue. Returns an error if this thread can never
+    /// use the iterator, for example after a call of `close`.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         let (first, closed) = self
             .crowd

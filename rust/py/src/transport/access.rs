@@ -206,7 +206,7 @@ impl Access {
         next
     }
 
-    /// Ends an unfinished iteration, because the unread items of this worker would block other workers.
+    /// Ends an unfinished iteration over the dispatched items, because unread items of this worker block other workers.
     pub fn leave(&self, py: Python<'_>, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;

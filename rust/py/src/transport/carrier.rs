@@ -35,7 +35,7 @@ impl PyCarrier {
 
 #[pymethods]
 impl PyCarrier {
-    /// `own` and `peer` are the bell indices of the carrier and of the process that uses the links.
+    /// `own` and `peer` are the indices in `board` of the carrier and of the process that uses the links.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,

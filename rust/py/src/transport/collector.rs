@@ -43,10 +43,10 @@ impl Collector {
     #[classattr]
     const REASON: &[u8] = REASON;
 
-    /// `peers` and `own` are the bell indices of the sending processes and of this process. Shard i sends over link
-    /// i modulo the number of links. `on_error(peer, description)` is called when a sending process reports a failure,
-    /// and must raise an exception. If `on_demand` is true, the first request of each iterator begins a new iteration
-    /// over the dispatched items.
+    /// `peers` and `own` are the indices in `board` of the sending processes and of this process. Shard i sends over
+    /// link i modulo the number of links. `on_error(peer, description)` is called when a sending process reports a
+    /// failure, and must raise an exception. If `on_demand` is true, the first request of each iterator begins a new
+    /// iteration over the dispatched items.
     #[new]
     #[pyo3(signature = (
         links, board, own, peers, on_error, *, in_order = true, timeout = None, name = "worker process", on_demand = false,
@@ -96,8 +96,8 @@ impl Collector {
     /// `received` contains the number of received items, and `ended` contains whether all items were received. `paused`
     /// is true if the senders are paused.
     ///
-    /// `on_replace(exited, positions, ended)` then starts the replacements. `on_replace` returns (index, new link or
-    /// None, id or descriptor of the new process) for each replacement.
+    /// `on_replace(exited, positions, ended)` starts these replacements. `on_replace` returns (index, new link or None,
+    /// id or descriptor of the new process) for each replacement.
     ///
     /// If a callback raises an exception, nothing changes, and the next read calls the callbacks again.
     fn watch_and_replace(

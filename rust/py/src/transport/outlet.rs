@@ -180,8 +180,8 @@ impl Outlet {
         if self.recomputes { self.producers[0].recomputing().map(usize::from) } else { None }
     }
 
-    /// Returns the current epoch if a shard still recomputes items, or otherwise None. Function calls wait until all
-    /// items are recomputed, because the main process sent the calls after it had received these items.
+    /// Returns the current epoch if a shard still recomputes items, or otherwise None. A requested function call waits
+    /// until all items are recomputed, because the main process sent the request after it had received these items.
     fn held(&mut self) -> Option<u32> {
         self.recomputing().map(|_| self.producers[0].stream().epoch())
     }
@@ -463,7 +463,7 @@ impl Outlet {
         }
     }
 
-    /// Returns None when there is space, or the reason why the message can no longer be sent.
+    /// Waits for free space. Returns None when there is space, or the reason why the message can no longer be sent.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,

@@ -33,14 +33,14 @@ impl Taken {
     }
 }
 
-/// Returns whether a message has arrived. The result is true for a damaged ring, because taking a message then reports
-/// the damage.
+/// Returns whether a message has arrived. The result is true for a damaged ring, because the call that takes the
+/// message reports the damage.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether items may refer to shared memory instead of private copies.
+/// Returns whether items of a link may refer to the link's shared memory instead of to private copies.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -135,8 +135,8 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. If `looked_into` is true, the stream was already begun for a snapshot, so this method only
-    /// permits the senders to send items.
+    /// Begins a stream. If `looked_into` is true, the reader has already begun this stream to receive a snapshot, so
+    /// this method only permits the senders to send items.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -202,8 +202,8 @@ impl Peers {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
     }
 
-    /// Takes the next message of a peer, and returns whether the peer has a message. If the next message in the ring
-    /// belongs to another peer, the message is stored until that peer's turn.
+    /// Moves a peer's next message to `current` and returns true, or returns false if there is none. A message in the
+    /// ring that belongs to another peer is stored until that peer's turn.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         if let Some(taken) = self.taken_in[peer].pop_front() {

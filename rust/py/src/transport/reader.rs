@@ -247,7 +247,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns false if the epoch ends, the timeout expires or a process exits.
+    /// Waits for the first message of `peer`. Returns false if the epoch ends, the timeout expires or a process exits.
     fn await_first(
         &mut self,
         py: Python<'_>,

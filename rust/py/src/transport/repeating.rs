@@ -18,8 +18,8 @@ use super::snapshots::{self, Entry, account};
 use crate::codec::OutBuffer;
 use crate::errors;
 
-/// A snapshot: the number of the iteration over the dispatched items, the number and checksum of the iteration's items,
-/// and the content.
+/// A worker's snapshot: the number of the iteration over the dispatched items, the number and checksum of the items
+/// received in this iteration, and the content.
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
@@ -56,7 +56,7 @@ impl Outlet {
         self.send_content(py, shard, kind::STATE, &head, content.bind(py))
     }
 
-    /// `waits` determines whether the snapshot waits for read-ahead threads that are computing an item.
+    /// If `waits` is true, the snapshot waits until no read-ahead thread is computing an item.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>, waits: bool) -> PyResult<Sent> {
         self.flush(); // the reader can take the items that were sent, however long the snapshot takes

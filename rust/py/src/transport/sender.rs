@@ -59,8 +59,8 @@ impl Sender {
 
 #[pymethods]
 impl Sender {
-    /// `peers` and `own` are the bell indices of the receiving processes and of this process. A pending message in
-    /// the `control` link interrupts `pump` and every wait.
+    /// `peers` and `own` are the indices in `board` of the receiving processes and of this process. A pending message
+    /// in the `control` link interrupts `pump` and every wait.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -162,7 +162,7 @@ impl Sender {
         Ok(outlet.send_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
     }
 
-    /// Relays the latest snapshot of the dispatching process. Returns False if a command is pending.
+    /// Forwards the dispatching process's latest snapshot to the main process. Returns False if a command is pending.
     fn send_relayed(&self, py: Python<'_>) -> PyResult<bool> {
         self.outlet()?.send_relayed(py)
     }
@@ -243,7 +243,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dispatch, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // If a grant is damaged, the wait ends, because sending the first item then reports the damage.
+            // If a reader's `Grant` is damaged, the wait ends, and sending the first item reports the damage.
             dispatch.is_repeat_requested(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), |_| Ok(()))?;

@@ -171,11 +171,11 @@ pub fn is_snapshot(message_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// A snapshot: the number and checksum of the earlier items, the number of the iteration over the dispatched items, the
-/// number and checksum of the iteration's items, and the content.
+/// A worker's snapshot: the number and checksum of the sent items, the number of the iteration over the dispatched
+/// items, the number and checksum of the items received in this iteration, and the content.
 pub type Kept = (Entry, u32, Entry, Content);
-/// A snapshot of the dispatching process, as a tuple of the iteration's number, the number and checksum of each
-/// worker's items, and the content.
+/// A snapshot of the dispatching process, as a tuple of the iteration's number, the number and checksum of the items
+/// sent to each worker, and the content.
 pub type KeptDispatched = (u32, Vec<Entry>, Content);
 
 pub fn account((items, checksum): Entry) -> Account {

@@ -47,8 +47,8 @@ impl PyStatsBoard {
     }
 }
 
-/// A pipe, as a tuple of its token, its name, the location of its user function, the index of the pipe that reads it,
-/// its flags, and its capacity.
+/// A pipe, as a tuple of its token, its name, the location of its user function, the index of the pipe that reads this
+/// pipe, its flags, and its capacity.
 type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32, u64);
 
 #[pymethods]

@@ -85,7 +85,7 @@ class PipeHooks:
 
     def _read_ahead(self, passes: int) -> Lead | None:
         """Returns how far the pipe's thread has read ahead in the latest iteration. Returns None if the pipe does not
-        use a thread, or has begun at most `passes` iterations."""
+        use a thread, or has begun no iteration after its first `passes` iterations."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:

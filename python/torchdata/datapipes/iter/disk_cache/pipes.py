@@ -334,7 +334,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         section.written(path, record)
 
     def _sources_in_use(self) -> list[Any]:
-        # `end_caching` reads the last pipe of the section, and the source of `on_disk_cache` directly.
+        # This pipe reads not only its own source, but also `on_disk_cache` and the source of `on_disk_cache`.
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:

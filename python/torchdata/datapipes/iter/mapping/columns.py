@@ -120,8 +120,8 @@ class Slicer(ItemByItem[T_co]):
         index: the start of a slice of each item (for dicts, the key to keep), or a list of columns to keep, in the
             order of the item. A missing column or key causes a warning. If `index` is a key that a dict lacks, the dict
             is yielded unchanged.
-        stop: the end of the slice; not used for dicts and lists of columns.
-        step: the step of the slice; not used for dicts and lists of columns.
+        stop: the end of the slice; not used if the items are dicts, or if `index` is a list.
+        step: the step of the slice; not used if the items are dicts, or if `index` is a list.
 
     Raises:
         ValueError: `step` is 0.

@@ -101,7 +101,7 @@ class S3Object(RemoteFile[S3Recipe]):
 
     def _here(self, wanted: int) -> memoryview:
         """Returns the bytes of the current piece from the current position on. If the piece is used up, requests the
-        next piece. At the end of the S3 object, the returned bytes are empty."""
+        next piece of the S3 object. At the end of the S3 object, the returned bytes are empty."""
         self._check_open()
         if self._position >= self.size:
             return _NOTHING

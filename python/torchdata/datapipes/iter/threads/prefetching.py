@@ -197,8 +197,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the paused thread has read ahead in the latest iteration; None if at most `passes` iterations
-        have begun."""
+        """Returns how far the paused thread has read ahead in the latest iteration, or None if this pipe has begun no
+        iteration after its first `passes` iterations."""
         if (data := self._threads_at_work()) is None or self._passes == passes:
             return None
         taken = data.taken if data.before is None else token_of(self.source_datapipe).yielded - data.before

@@ -96,8 +96,8 @@ class _StepData(_PrefetchData):
             return items, self.failure or error
 
     def read(self, source: Iterator[Any]) -> bool:
-        """Reads the next item, unless the queue is closed. Returns True if a resumed run rereads the item, which is
-        yielded without a vote."""
+        """Reads the next item, unless the queue is closed. Returns True if the ranks voted on this item before the
+        loaded state was saved, so that the item is yielded without a new vote."""
         item: Any = _END
         failure: BaseException | None = None
         self.slot = self.queue.reserve()
