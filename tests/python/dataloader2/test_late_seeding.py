@@ -27,15 +27,6 @@ def loader(pipe, workers=1, seed=5, method="forkserver"):
     return made
 """
 
-RUNS = """
-def run(seed):
-    with loader(IterableWrapper(range(4)).map(draw).sharding_round_robin_dispatch(), seed=seed) as made:
-        return [list(made), list(made)]
-
-if __name__ == "__main__":
-    print([run(seed) for seed in (1, 1, 2)], "numpy" in sys.modules, sep=";")
-"""
-
 IN_ONE_PROCESS = """
 import importlib.util, sys
 from torchdata._importing import call_when_imported
@@ -58,8 +49,11 @@ seed_when_imported({})
 print(sys.meta_path == before)
 """
 
+RUNS = """
+def run(seed):
+    with loader(IterableWrapper(range(4)).map(draw).sharding_round_robin_dispatch(), seed=seed) as made:
+        return [list(made), list(made)]
 
-RESUMES = """
 class Numbered(IterDataPipe):
     '''A pipe without a state, so its items are recomputed from the beginning.'''
 
@@ -77,6 +71,7 @@ def taking_turns():
     return IterableWrapper(range(30)).sharding_filter().map(draw).map(lambda found: (found[0], found[2]))
 
 if __name__ == "__main__":
+    print([run(seed) for seed in (1, 1, 2)], "numpy" in sys.modules, sep=";")
     for pipe, workers, count, others in ((recomputed, 1, 40, [1]), (taking_turns, 3, 1, [0, 1])):
         with loader(pipe(), workers) as first:
             iterator = iter(first)
@@ -101,7 +96,7 @@ def printed(*command: str) -> str:
 
 def test_runs_repeat_and_resume_exactly_even_if_a_function_imports_numpy_within_the_epoch(tmp_path: Path) -> None:
     script = tmp_path / "runs.py"
-    script.write_text(HEADER + RUNS + RESUMES)
+    script.write_text(HEADER + RUNS)
     whole, *resumed = printed(str(script)).splitlines()
     runs, loaded_in_main = whole.split(";")
     first, again, other = ast.literal_eval(runs)
@@ -113,21 +108,23 @@ def test_runs_repeat_and_resume_exactly_even_if_a_function_imports_numpy_within_
     assert resumed == ["True"] * 3
 
 
+def test_a_state_contains_the_generator_of_numpy_although_numpy_imports_it_at_its_first_use() -> None:
+    program = "import numpy; from torchdata.datapipes.state import load_generators, save_generators; "
+    program += "saved = save_generators(); first = numpy.random.random(); load_generators(saved); "
+    assert printed("-c", program + "print(numpy.random.random() == first)") == "True\n"
+
+
 @pytest.mark.parametrize(
     ("module", "draw", "seed"),
     [("numpy.random", "module.random()", "module.seed"), ("torch", "module.rand(()).item()", "module.manual_seed")],
 )
-def test_an_awaited_module_is_seeded_once_with_the_last_seed_and_keeps_its_loader(
-    module: str, draw: str, seed: str
-) -> None:
+def test_an_awaited_module_gets_its_last_seed_once_and_keeps_its_loader(module: str, draw: str, seed: str) -> None:
     pytest.importorskip(module)
     program = IN_ONE_PROCESS.replace("MODULE", module).replace("DRAW", draw).replace("SEED", seed)
     assert printed("-c", program).splitlines() == ["1", "True", "SourceFileLoader True", "True", "True"]
 
 
-def test_the_import_finder_leaves_once_all_awaited_modules_are_imported_and_stays_after_a_failed_import(
-    tmp_path: Path,
-) -> None:
+def test_the_import_finder_leaves_after_the_last_awaited_import_and_stays_if_it_fails(tmp_path: Path) -> None:
     (tmp_path / "late.py").write_text("import os\nif 'FAILS' in os.environ: raise ImportError('not yet')\n")
     program = f"""
 import os, sys

@@ -130,17 +130,22 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: 
 def test_a_worker_that_recomputes_an_epoch_of_the_main_process_draws_the_same_numbers() -> None:
     pipe: Any = IterableWrapper(range(40)).sharding_filter().shuffle(buffer_size=3)
     pipe = pipe.map(lambda item: (item, random.random(), numpy.random.random()))
-    numpy.random.seed(5)  # NumPy imports this module at its first use
     with begun(DataLoader2(pipe)) as made:
         reading = iter(made)
         head = [next(reading) for _ in range(8)]
         state, rest = made.state_dict(items_ago=1), [head[7], *reading]
     for services in [], [DistributedReadingService(process_group=Alone())]:
-        service = SequentialReadingService(*services, MultiProcessingReadingService(2))
-        assert epochs_of(begun(DataLoader2(pipe, reading_service=service), state), 1) == [rest]
+        with_workers = SequentialReadingService(*services, service(2))
+        assert epochs_of(begun(DataLoader2(pipe, reading_service=with_workers), state), 1) == [rest]
     replayed: Any = Passing(pipe)
     _, state, rest = continued(begun(DataLoader2(replayed, reading_service=InProcessReadingService(2))), 8)
     assert epochs_of(begun(DataLoader2(replayed, num_workers=2), state), 1) == [rest]
+    groups = [DistributedReadingService(process_group=Alone(2, rank)) for rank in range(2)]
+    held = pipe.pin_memory(pin_memory_fn=unpinned)
+    ranks = [DataLoader2(held, reading_service=SequentialReadingService(group, service(0))) for group in groups]
+    _, states, rests = zip(*(continued(begun(rank), 3) for rank in ranks), strict=True)
+    [got] = resumed(DataLoader2(held, num_workers=1), dict(enumerate(states)))
+    assert (got[::2], got[1::2]) == rests
 
 
 @pytest.mark.parametrize("form", ["shuffle", "prefetch"])

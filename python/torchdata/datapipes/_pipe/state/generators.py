@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from torchdata._importing import call_when_imported, loaded
+from torchdata._importing import call_when_imported, import_whole, loaded
 from torchdata._plain_pickles import from_plain, refuse_pickled, to_plain
 
 _WORDS = 625
@@ -42,6 +42,8 @@ def save_generators() -> dict[str, Any]:
         True
     """
     numpy_random, torch = loaded("numpy.random"), loaded("torch")
+    if numpy_random is None and "numpy.random" not in awaited and loaded("numpy") is not None:
+        numpy_random = import_whole("numpy.random")  # otherwise NumPy imports it at its first use, with another state
     numpys = numpy_random and numpy_random.mtrand._rand
     return _states(random, numpys, getattr(torch, "default_generator", None), awaited_seeds())
 
