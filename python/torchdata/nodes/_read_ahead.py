@@ -6,8 +6,8 @@ an item from the source. While a thread processes its item, another thread can t
 The queue stores the results and the position: a snapshot of the source, and the numbers of the items that were yielded
 after the snapshot. A resumed node rereads the items that were being processed when the state was saved.
 
-If the program abandons an epoch, a thread first reads all items that may be read ahead. After an abandoned epoch, the
-counters and random draws of the source therefore do not depend on the speed of the threads.
+If the program abandons an epoch, a thread first reads all items that may be read ahead. The source has then yielded the
+same number of items in each run, so its counters and random draws do not depend on the speed of the threads.
 
 Threads refer to `_Work` and the source, but not to the node, so that deleting the node ends the threads.
 """
@@ -53,8 +53,9 @@ class _Work(ReadAhead):
             yields fewer.
         **options: further arguments of the queue: `in_order`, `position` and `grows`. `position` is the loaded state: a
             snapshot of the source, how many items directly after the snapshot are dropped, and which later items (by
-            number) are dropped. `grows` is None if `limit` is fixed. If `limit` may grow, `grows` contains the highest
-            limit for small items, the number of consecutive small items, and the current limit.
+            number) are dropped. `grows` is None if `limit` is fixed. If `limit` may grow, `grows` contains three
+            numbers: the maximum of the limit, the number of consecutive small items that were yielded last, and the
+            current limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:
@@ -109,8 +110,8 @@ class _Work(ReadAhead):
                     done += 1
                 del results
             del items
-            # `pace`, the estimated time per item, at most doubles after a message, because another program may have
-            # delayed a single call.
+            # `pace` is the estimated time per item. A slow message at most doubles `pace`, because another program may
+            # have delayed a single call.
             pace = min(2 * pace, max(worker.spent, 1e-9) / max(done, 1))
             most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / pace)))
 

@@ -1,9 +1,9 @@
 """Defines the keys of a `StatefulDataLoader` state. Programs inspect states, so the keys have the same meaning as in
 torchdata 0.8 to 0.11. A state describes the position after the last batch that the user received. The keys are the same
 before, during and after an epoch, because `torch.distributed.checkpoint` ignores keys that the state of a new loader
-lacks. Because a checkpoint would also ignore unknown keys in the states of a user's iterators, `OURS` contains these
-states, and all data that torchdata 0.11 does not save. The value of `OURS` is a tuple with a single dict, because a
-checkpoint treats a tuple as one value. The dict has these keys:
+lacks. All data that torchdata 0.11 does not save is in a dict under the key `OURS`. This dict also contains the states
+of a user's iterators, because a new loader's state may lack keys of these states. The dict is the only member of a
+tuple, because a checkpoint treats a tuple as one value, and drops no keys inside it. The dict has these keys:
 
 - "generators": the states of the generators for orders and seeds. The key "now" contains the generators' states when
   the loader's state was saved. For samplers that cannot save their positions, "iter" contains the states before the

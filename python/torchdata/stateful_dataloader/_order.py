@@ -349,8 +349,8 @@ class IndexOrder:
             self._pending, self._counted = deque([*self._pending, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds to `state` the sampler's last recorded state before the batches that the user has not received. Also
-        returns the generators' states that were recorded together with the sampler's state."""
+        """Adds to `state` the sampler's last recorded state before the batches that the user has not received. Returns
+        the new state, and the generators' states that were recorded together with the sampler's state."""
         if not self._kept and self._read is not _NONE:
             self._keep(1)
         if not self._kept:

@@ -388,7 +388,7 @@ class RestartingIterator(WorkersIterator):
 
     def _resumption_of(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
         """Returns the data for moving a new process to a worker's position: commands that repeat earlier epochs, a
-        snapshot, whether the snapshot is from between two epochs, and the indices to reread."""
+        snapshot, a bool, and the indices to reread. The bool is True if the snapshot was taken between two epochs."""
         progress, (position, before) = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
             return [], progress.reached(), False, []

@@ -102,8 +102,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             does not cover workers that exit for other reasons. Each kill at the same batch doubles the time limit for
             that batch. The time limit for a worker's first batch is at least a minute.
         patience: with `on_timeout="restart"`, the time limit for busy workers in seconds, instead of `timeout`. A
-            worker is busy if its threads have run, or waited for a processor, for at least a tenth of the last
-            `timeout / 2` seconds. With `patience=None`, `timeout` applies to all workers.
+            worker is busy if, in the last `timeout / 2` seconds, its threads were running or waiting for a processor
+            for at least a tenth of the time. With `patience=None`, `timeout` applies to all workers.
         on_error: what happens if `dataset[index]` or `__getitems__` raises an exception. With "raise" (the default),
             the exception is raised, and the batch is lost. With "skip", the sample is omitted, so the batch becomes
             shorter; empty batches are not returned. If `__getitems__` raises, `__getitems__` is called again for each

@@ -55,8 +55,8 @@ pub struct SavedGlobals {
     /// Whether this shard can be exchanged with only `save` and `load`, without calling the Python function `exchange`.
     #[pyo3(get, set)]
     is_all: bool,
-    /// The shard that runs while this object holds the saved variables. `__exit__` saves the variables of `other` if an
-    /// exception has prevented the call of `leave`.
+    /// The shard that runs while the variables of this object's shard are saved. If an exception has prevented the call
+    /// of `leave`, `__exit__` saves the variables of `other` before it restores the variables of this object's shard.
     #[pyo3(set)]
     other: Option<Py<SavedGlobals>>,
 }

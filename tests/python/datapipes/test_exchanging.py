@@ -38,7 +38,7 @@ def seed(number: int) -> None:
 
 
 def draw(times: int = 1) -> list[float]:
-    """Draws uniform and normal numbers, because some generators store every second normal number."""
+    """Draws uniform and normal numbers. Some generators compute two normal numbers at once, and store the second."""
     drawn: list[float] = []
     for _ in range(times):
         drawn += [random.gauss(0.0, 1.0), random.random(), float(numpy.random.standard_normal()), numpy.random.random()]

@@ -28,7 +28,7 @@ SUPPORT = Path(__file__).resolve().parents[1] / "support"
     ],
 )
 def test_no_stopped_process_outlives_the_main_process(method, when, ending, tmp_path):
-    # The program runs in a new session, because the kernel resumes stopped processes of an orphaned process group.
+    # In a new session, the exit of the main process does not make the kernel resume the program's stopped processes.
     found = tmp_path / "pids"
     program = [sys.executable, "-W", "ignore", "-m", "stopped_processes", method, when, ending, found]
     with subprocess.Popen(program, cwd=SUPPORT, start_new_session=True) as running:

@@ -67,7 +67,7 @@ def recorded() -> Iterator[list[warnings.WarningMessage]]:
 
 @pytest.fixture
 def a_loader_in_main() -> Iterator[None]:
-    """Keeps a loader open in the main thread, because only this thread can release the memory for stack traces."""
+    """Closes the last loader in the main thread, because only this thread can release the memory for stack traces."""
     with DataLoader2(IterableWrapper([0, 1])) as loader:
         next(iter(loader))
         yield

@@ -11,9 +11,9 @@ Because another thread may still acquire a lock right before the fork, each new 
 lock. If the child does not acquire all locks in time, a timer of the kernel kills the child, and the main process forks
 another child. The killed child has not run any user code.
 
-Since Python 3.12, `os.fork` warns if the process has threads. The engine suppresses this warning. If warnings are
-errors, Python 3.15 would raise the warning after the fork, and the main process would never learn the child's process
-id.
+Since Python 3.12, `os.fork` warns if the process has threads. The engine suppresses this warning. If the user turns
+warnings into errors, `os.fork` of Python 3.15 would raise the warning after the fork, and so would not return the
+child's process id to the main process.
 """
 
 from __future__ import annotations

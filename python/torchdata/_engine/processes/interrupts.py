@@ -1,7 +1,7 @@
 """Defers signals during critical sections, and delivers them at the next safe point.
 
 A signal handler, such as the handler of Ctrl-C, may raise an exception at an arbitrary point of the main process's
-code. If such an exception interrupted the start or the end of a child, the main process would not know the child's
+code. If a handler's exception interrupted the start or the end of a child, the main process would not know the child's
 state. Python would ignore an exception in a hook of `os.fork`.
 
 A child must not run handlers of the main process, although terminals and clusters send signals to all processes of a

@@ -31,8 +31,8 @@ class Closes(Protocol):
     def close(self) -> None: ...
 
 
-#: Maps an `id()` to a resource that every forked child must close. A weak dictionary is unsuitable, because Python
-#: would ignore a KeyboardInterrupt in the callback of a weak reference.
+#: The resources that every forked child must close, each under its `id()`. A weak dictionary is unsuitable, because
+#: Python would ignore a KeyboardInterrupt in the callback of a weak reference.
 _mains: dict[int, Closes] = {}
 
 

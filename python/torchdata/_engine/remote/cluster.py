@@ -73,7 +73,7 @@ class Cluster:
 
     @contextmanager
     def stay(self) -> Iterator[None]:
-        """Prevents other threads from leaving the cluster during the context.
+        """Prevents other threads from ending the program's connection to the Ray cluster (`ray.shutdown`).
 
         Code that calls Ray or deletes Ray's references must run in this context, because Ray ends the process if
         another thread leaves the cluster meanwhile.

@@ -1,4 +1,4 @@
-"""Represents a worker on another machine in the main process, with the interface of `ChildProcess`.
+"""Lets the main process control a worker on another machine, through the same interface as a local `ChildProcess`.
 
 A thread of the main process transmits messages between shared memory (`Link`) and the worker's host.
 

@@ -6,9 +6,9 @@ reads through `/proc`. The loader's counters (`StatsBoard`) contain the number o
 the memory.
 
 `faulthandler` writes the stack in C and without the GIL, which works even if the process hangs in native code.
-`faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write. A
-second real-time signal makes a Python handler in a worker write the stacks of all threads except the main thread. The
-Python handler runs only when the main thread runs Python code.
+`faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
+The stacks of all other threads are written by a Python function in the worker, which is the handler of a second
+real-time signal. This handler runs only when the main thread runs Python code.
 
 A real-time signal ends a process that lacks a handler for it. A process installs the handler before it publishes the
 number of the signal, and an observer checks that the handler exists. After its last loader, the process ignores the

@@ -173,7 +173,7 @@ def _is_ours(frame: Any) -> bool:
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
     """Returns the text of the warning which reports that the main process hangs. Returns None if the main process waits
-    for another process, because the collector then issues a warning."""
+    for another process, because the code that receives items then issues its own warning."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise

@@ -6,8 +6,9 @@ the cache.
 
 Repeating an epoch restores the cached objects only if no code has modified them. A checksum detects modified objects at
 the beginning of each epoch. If the cache is the last pipe and yields only cached items, no code can modify the cached
-objects within an epoch. If later pipes may modify the cached objects, snapshots without these objects are taken only at
-an epoch's beginning. If cached objects were modified, all snapshots contain the cached items.
+objects within an epoch. If later pipes may modify the cached objects, only a snapshot at an epoch's beginning leaves
+out these objects, because the checksum is not computed within an epoch. If cached objects were modified, all snapshots
+contain the cached items.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ from torchdata.datapipes.state import beginning_entries, load_entries, load_gene
 #: The maximum number of items in the queue of a shard. If a queue would exceed `MOST_WAITING` items, its shard reads
 #: its own replica of the common part instead.
 MOST_WAITING = 1 << 14
-#: The maximum number of snapshots of the pipes before a filter.
+#: The maximum number of snapshots that a `CommonPart` keeps for the states of its shards.
 _MOST_SNAPSHOTS = 8
 
 
@@ -70,7 +70,7 @@ class CommonParts:
         self._parts: list[CommonPart] = []
 
     def begin(self, datapipe: Any, seed: Callable[[int], None], inform: Callable[[], None], *, is_first: bool) -> None:
-        """Adds a shard, after its generators were seeded for an epoch.
+        """Adds a shard to the common parts. The caller has seeded the shard's random generators for an epoch before.
 
         Args:
             datapipe: the last pipe of the shard's graph.

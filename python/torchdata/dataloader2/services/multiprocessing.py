@@ -59,11 +59,12 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     process with the original type and traceback.
 
     With `on_worker_exit="restart"`, no item is lost or repeated, and the order of items does not change. The new
-    process recomputes, compares and drops items that the main process has already received, so the pipeline must
-    reproduce its items. Each restart causes a `RuntimeWarning`. If processes exit three times at the same item,
-    `WorkerExitedError` is raised with the item's number. With a dispatching process, all processes are replaced if one
-    process exits. Under "fork", a helper process forks these new processes. The helper process was forked when the
-    loader started, so threads and CUDA that the main process uses later cause no problems.
+    process recomputes the items that the main process has already received, and drops them after checking that they are
+    the same as before. The pipeline must therefore yield the same items every time. Each restart causes a
+    `RuntimeWarning`. If processes exit three times at the same item, `WorkerExitedError` is raised with the item's
+    number. With a dispatching process, all processes are replaced if one process exits. Under "fork", a helper process
+    forks these new processes. The helper process was forked when the loader started, so threads and CUDA that the main
+    process uses later cause no problems.
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
     processes. A process hangs if the main process has waited `timeout` seconds for it, and no pipe of the process has

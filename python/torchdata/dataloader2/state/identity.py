@@ -72,7 +72,7 @@ class Identity:
 
 
 def require_same_settings(outline: Outline, found: Fingerprint) -> None:
-    """Raises ValueError if two pipelines differ only in settings that cannot change within an epoch."""
+    """Raises ValueError if two pipelines differ only in settings that may change between epochs, but not within one."""
     saved = outline.fingerprint
     if not difference(saved, found, "this loader", between_epochs=True):
         other = difference(saved, found, "this loader")

@@ -202,8 +202,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Sends the messages of a frame. If the link is full, returns false, and the caller must pass the same frame in
-    /// the next call of `put`.
+    /// Writes the messages of a received frame to this machine's link. If the link is full, returns false, and the
+    /// caller must pass the same frame in the next call of `put`.
     pub fn put(&mut self, head: &[u8], separate: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (head_left, separate_left) =

@@ -65,7 +65,8 @@ pub struct Producer {
     /// For each shard, the number of sent items and the number of items to recompute. The entry of the current shard is
     /// outdated, because the fields `sending` and `account` contain this shard's latest numbers.
     shards: Vec<ShardProgress>,
-    /// A copy of the latest recomputed payload, because the checksum is computed while copying.
+    /// Scratch memory for the checksum of a recomputed payload, which is computed while copying the payload. The copy
+    /// itself is not used.
     copy: Vec<u8>,
     streaming: bool,
     clock: SampledClock,

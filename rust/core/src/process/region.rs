@@ -16,7 +16,8 @@ use crate::error::{self, OpenError};
 
 #[derive(Debug)]
 pub struct Region {
-    /// `mapping` precedes `map`, because Rust drops fields in order, and the registration must end before the memory is
+    /// `mapping` registers the memory in the list of mappings that forked children inherit. `mapping` precedes `map`,
+    /// because Rust drops fields in the order of their declaration, and the registration must end before the memory is
     /// unmapped.
     pub mapping: Mapping,
     map: MmapRaw,

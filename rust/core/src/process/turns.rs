@@ -34,8 +34,9 @@ const REST: u64 = 50;
 pub struct Turns {
     turns: AtomicU32,
     since_tried: AtomicU32,
-    /// A time in nanoseconds, which each yield to another program moves further into the future. While `paid` is more
-    /// than `CREDIT` nanoseconds ahead of the clock, waiting threads do not yield.
+    /// A time in nanoseconds, which limits how much processor time waiting threads yield to other programs. Each such
+    /// yield moves `paid` further into the future. While `paid` is more than `CREDIT` nanoseconds ahead of the clock,
+    /// waiting threads do not call `sched_yield`.
     paid: AtomicU64,
 }
 

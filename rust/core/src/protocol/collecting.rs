@@ -1,4 +1,5 @@
-//! Selects the link of a reader's next item, and decides what the reader does while no item is available.
+//! Selects the link from which a reader takes its next item, and decides what the reader does while no item is
+//! available.
 
 use crate::round_robin::RoundRobin;
 
@@ -15,10 +16,10 @@ pub enum Next {
     Over,
 }
 
-/// The reader prevents a deadlock of four processes: the main process waits for worker A, worker A waits for the
-/// dispatching process, and the dispatching process waits for worker B. Worker B waits for the main process, because
-/// only a limited number of its items may be unread. To prevent the deadlock, the main process receives items of worker
-/// B before their turn.
+/// Prevents a deadlock of the main process, the dispatching process and two workers, A and B. The main process waits
+/// for the next item of worker A, worker A waits for the dispatching process, and the dispatching process waits for
+/// worker B. Worker B waits for the main process, because only a limited number of its items may be unread. To end this
+/// cycle, the main process receives items of worker B before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     pub turn: RoundRobin,

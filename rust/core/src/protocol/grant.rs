@@ -36,9 +36,9 @@ pub enum Reader {
     Earlier,
     /// The total number of items that the reader wants from the writer's stream, modulo 2^30.
     Here(u32),
-    /// The reader has ended the iteration that the writer still sends, but may request another iteration.
+    /// The reader has ended an iteration whose items the writer is still sending, and may request another iteration.
     Left,
-    /// The reader has requested the next iteration, but the writer still sends the previous iteration.
+    /// The reader has requested the next iteration, but the writer is still sending items of the previous iteration.
     Ahead,
     /// The reader wants no more items in the writer's epoch.
     Done,

@@ -1,6 +1,6 @@
 //! Tracks the position of a consumer in a source that threads read ahead.
 //!
-//! The position consists of a saved state of the source (the mark), and the numbers of the items that the consumer has
+//! The position consists of a saved state of the source (the mark), and the indices of the items that the consumer has
 //! received after this state. To resume, the source is restored from the saved state, and the items that the consumer
 //! had received after this state are dropped.
 //!
@@ -18,7 +18,7 @@ pub struct QueuePosition<M> {
     /// The number of delivered items from the mark to the first undelivered item.
     pub steps: u64,
     next: Index,
-    /// The numbers of items that were delivered before an item with a lower number.
+    /// The indices of the items that were delivered while an item with a lower index was undelivered.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
     pub spent: Vec<M>,

@@ -225,8 +225,8 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call of `own` nanoseconds, which represents `weight` calls with a total of about `all`
-    /// nanoseconds.
+    /// Records a call that took `own` nanoseconds. Because not every call is measured, this call stands for `weight`
+    /// calls, which took about `all` nanoseconds in total.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);

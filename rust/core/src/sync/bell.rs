@@ -19,10 +19,10 @@ pub trait Parker {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Bell {
-    /// How often the bell was rung while a thread was sleeping.
+    /// The number of calls of `ring` that found a sleeping thread. Sleeping threads wait until this number changes.
     word: AtomicU32,
-    /// The lower half is the number of sleeping threads. The upper half is the number of times that `ring` has set the
-    /// lower half to 0.
+    /// The lower 32 bits contain the number of sleeping threads. `ring` sets the lower 32 bits to 0, and adds 1 to the
+    /// upper 32 bits.
     sleepers: AtomicU64,
 }
 

@@ -122,8 +122,8 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// Records an object that may occur twice in the item. An object with at most two references occurs only once,
-    /// because the encoder holds one of the references.
+    /// Records an object that may occur twice in the item. An object with at most two references occurs only once in
+    /// the item, because one of the two references is the encoder's own.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: `Py_REFCNT` only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -188,8 +188,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// The recorded member is pickled after all other members were encoded, because its pickle is wasted if another
-    /// member requires pickling the whole item.
+    /// Pickles the member that `other` has recorded. All other members were encoded before, because this pickle would
+    /// be wasted if one of them required pickling the whole item.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((offset, member)) = self.pickled_member.take() else { return Ok(()) };
         let rest = self.payload.split_off(offset);

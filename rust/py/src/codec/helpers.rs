@@ -15,7 +15,8 @@ pub struct Helpers {
     /// Looks up torch's interface to DLPack: `() -> (function table or None, function that exports a capsule, function
     /// that imports a capsule, torch.strided)`.
     pub dlpack_functions: Py<PyAny>,
-    /// Finds the array from `torchdata.empty` that only the given tensor uses: `(tensor, address) -> array or None`.
+    /// Returns the array from `torchdata.empty` that holds a tensor's memory; None if other objects may access this
+    /// memory: `(tensor, address) -> array or None`.
     pub room_of: Py<PyAny>,
     /// Finds out whether user code defines how objects of a type are pickled: `type -> bool`.
     pub has_own_reducer: Py<PyAny>,

@@ -4,7 +4,8 @@
 //! Every item of every pipe passes through such an iterator. The iterator's type consists of C slots, because PyO3's
 //! wrapper around `__next__` would take longer than the iterator's own work.
 //!
-//! A panic in a type slot would abort the process, so `caught` wraps all code except memory accesses and C functions.
+//! If a Rust panic left a C slot, the process would abort. `caught` therefore catches the panics of all code in the
+//! slots, except memory accesses and calls of C functions, which cannot panic.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -189,7 +190,7 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
 /// The guard exists. A guard owns its token, pipe and iterator until `clear` runs.
 #[inline(always)]
 unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
+    // SAFETY: the caller keeps `guard` alive. A guard owns its token, pipe and iterator until `clear` runs.
     unsafe {
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
             return std::ptr::null_mut();
@@ -205,7 +206,7 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
 
 #[inline(always)]
 unsafe fn count(guard: *mut Guard, items: u64) {
-    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
+    // SAFETY: the caller keeps `guard` alive. A guard owns its token, pipe and iterator until `clear` runs.
     unsafe {
         (*(*guard).token).count(items);
         if let Some(counter) = (*guard).counter.as_ref() {
@@ -244,7 +245,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs. The
+    // SAFETY: the caller keeps `guard` alive. A guard owns its token, pipe and iterator until `clear` runs. The
     // statistics record is read after the call of `inner`, because this call may replace the record.
     unsafe {
         let first = (*guard).metering.measured == 0;
@@ -283,7 +284,7 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
 }
 
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
+    // SAFETY: the caller keeps `guard` alive. A guard owns its token, pipe and iterator until `clear` runs.
     unsafe {
         let first =
             (*guard).metering.measured == 0 && (*(*guard).token).slot().is_some_and(|slot| slot.root && slot.main);
@@ -352,14 +353,14 @@ fn end_range(py: Python<'_>, end: Py<PyAny>) {
 }
 
 unsafe fn begin_first(guard: *mut Guard, first: bool) {
-    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
+    // SAFETY: the caller keeps `guard` alive. A guard owns its token, pipe and iterator until `clear` runs.
     if first && let Some(slot) = unsafe { (*(*guard).token).slot() } {
         slot.pipe.page.begin_first();
     }
 }
 
 unsafe fn end_first(guard: *mut Guard, first: bool, has_item: bool) {
-    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
+    // SAFETY: the caller keeps `guard` alive. A guard owns its token, pipe and iterator until `clear` runs.
     if first && let Some(slot) = unsafe { (*(*guard).token).slot() } {
         slot.pipe.page.end_first();
         if has_item {
@@ -370,7 +371,7 @@ unsafe fn end_first(guard: *mut Guard, first: bool, has_item: bool) {
 
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive. A guard owns its token, pipe and iterator until `clear` runs.
+    // SAFETY: the caller keeps `guard` alive. A guard owns its token, pipe and iterator until `clear` runs.
     unsafe {
         while continues(guard) {
             let item = ask(guard);

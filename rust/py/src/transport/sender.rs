@@ -59,8 +59,8 @@ impl Sender {
 
 #[pymethods]
 impl Sender {
-    /// `peers` and `own` are the indices in `board` of the receiving processes and of this process. A pending message
-    /// in the `control` link interrupts `pump` and every wait.
+    /// `own` is the index of this process in `board`, and `peers` contains the indices of the processes that receive
+    /// the messages. A pending message in the `control` link interrupts `pump` and every wait.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(

@@ -53,8 +53,8 @@ type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32
 
 #[pymethods]
 impl PyStatsBoard {
-    /// Creates a board for up to `pages` processes. Each process can count up to `flows` ends of links and `pipes`
-    /// pipes.
+    /// Creates shared memory (a board) with counters for up to `pages` processes. Each process can count up to `flows`
+    /// ends of links and `pipes` pipes.
     #[new]
     fn new(pages: u32, flows: u32, pipes: u32, full: bool) -> PyResult<Self> {
         Board::create(BoardConfig { pages, flows, pipes }, full).map(Self).map_err(errors::open)

@@ -6,7 +6,7 @@ Each driver draws plans from seeds, runs the plans, and checks the results.
     python -m drivers loaders --seed 17 --runs 1         # runs seed 17 again
     python -m drivers all --seconds 3600               # runs all drivers, an hour each
 
-The module `frame` contains the code that all drivers share. Each driver is the variable `DRIVER` of another module."""
+The module `frame` contains common code of the drivers. Each driver is the variable `DRIVER` of another module."""
 
 #: The module that defines each driver, and the name of the driver's variable if this name is not `DRIVER`.
 DRIVERS = {

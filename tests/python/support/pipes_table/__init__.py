@@ -1,7 +1,7 @@
-"""A table of pipes. Each row describes how to build a pipe over ints, and how to compute its expected items.
+"""A table of pipes. Each row describes how to build one pipe over ints, and how to compute its expected items.
 
-For each row, `test_pipes_model.py` tests items, states, later epochs, copies, failing sources and workers. A row for
-a new pipe can be in any module of this package. `BAD_ARGUMENTS` lists wrong arguments with the expected errors."""
+`test_pipes_model.py` tests each pipe's items, states, later epochs, copies, failing sources and workers. A pipe's row
+can be in any module of this package. `BAD_ARGUMENTS` lists wrong arguments with the expected errors."""
 
 import importlib
 import pkgutil

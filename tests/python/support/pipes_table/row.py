@@ -22,7 +22,7 @@ class Row:
     model: Callable[..., list[Any]]
     #: For each parameter of the pipe: a Hypothesis strategy, and a fixed value.
     params: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    #: The pipe's expected length: an int, None for the number of items, or a part of the TypeError's message.
+    #: The expected `len(pipe)`: an int, None for the number of items, or a text that `len` must raise as a TypeError.
     length: int | str | None = None
     reads_items: bool = True
     random: bool = False

@@ -79,7 +79,7 @@ class Exits:
 
 
 def unknowable(program: Any) -> str:
-    """Returns the reason why the workers of a program cannot be replaced exactly, or "" if they can."""
+    """Returns the reason why replacing a program's workers may change its results, or "" if it may not."""
     if not program.workers:
         return "the program has no workers"
     if program.seeds == "none":

@@ -110,7 +110,7 @@ class Program:
         return resumes and any(epoch >= first for epoch in self.breaks)
 
     def unknowable(self, over: bool) -> str:
-        """Returns the reason why a loader cannot resume this program exactly, or "" if it can."""
+        """Returns the reason why this program may yield other items after a resume, or "" if it may not."""
         if self.dataset == "OwnNoise":
             return "the dataset draws from its own generator, but has no state"
         if self.dataset == "PlainEpochs" and (self.workers == 0 or self.persistent):

@@ -113,8 +113,8 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # The heap contains groups of containers. The group with the smallest width is searched next; the width counts the
-    # containers in a group and in its enclosing groups.
+    # The heap contains groups of containers that are members of the same container. The group with the smallest width
+    # is searched next. The width is the number of containers in a group, plus the width of the enclosing group.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)

@@ -1,9 +1,9 @@
 """Writes, reads and checks the list of files that were created for one item, if the paths of these files differ from
 the item's path.
 
-Lists are not trusted, because they may be forged: an archive may contain a file with the name of a list, and other
-users may write into the folder. A list must be a regular file, and the paths in it may refer only to regular files in
-the cache's folder.
+A list may be forged: an archive may contain a file with the name of a list, and other users may write into the cache's
+folder. Therefore, a list must be a regular file, and the paths in it may refer only to regular files in the cache's
+folder.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.

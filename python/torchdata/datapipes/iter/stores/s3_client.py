@@ -123,8 +123,8 @@ class S3Settings:
 
 
 def _profile(options: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns the region (as a dict) and the credential provider from the user's AWS profile. Leaves out the values
-    that are already in the pipe's options (`options`) or in the environment.
+    """Returns the region (as a dict) and the credential provider from the user's AWS profile. Returns no value that the
+    pipe's options (`options`) or the environment already contain.
 
     boto3 reads the profile's files, and is imported only if the files exist.
     """

@@ -63,7 +63,7 @@ class HoldsStream(IterDataPipe[T_co]):
     _pair: Any = _Pair()
     #: The position where `_read` begins to read the current stream.
     _point: Any = state()
-    #: Whether an iterator is reading the current pair. While an iterator reads the pair, `_point` is outdated.
+    #: Whether an iterator is reading the stream of `_pair`. While an iterator reads the stream, `_point` is outdated.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:

@@ -60,9 +60,9 @@ class _StepData(_PrefetchData):
     """One iteration of a rank. In a *vote*, an all-reduce, the ranks determine whether every rank has an item to yield.
 
     Args:
-        again: if positive, the number of items that this rank rereads without a vote, because the ranks have voted on
-            them before. If `again` is negative, this rank takes part in the next `-again` votes without reading items,
-            because it has already yielded the items.
+        again: if positive, the number of items on which the ranks have already voted, so that this rank rereads these
+            items without another vote. If `again` is negative, this rank takes part in the next `-again` votes without
+            reading items, because it has already yielded the items.
         restored: the items of a loaded state that `source` has not yielded yet, and the error that follows the items.
     """
 
