@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from torchdata._native import Collector
 
 #: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
-#: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100. If
-#: a snapshot takes more than a millisecond, the time beyond a millisecond is multiplied by five in c (`Cadence`). A
+#: later (for n, see `FEWEST`). Because FACTOR * n is at least 100, snapshots take at most 1 % of the time. If a
+#: snapshot takes more than a millisecond, the time beyond a millisecond is multiplied by five in c (`Cadence`). A
 #: process that must sleep until its reader continues may take a snapshot after half of the pause.
 SECONDS, FACTOR = 0.005, 50.0
 #: In the formula for the pause between snapshots, n is the number of processes, but at least FEWEST and at most MOST.

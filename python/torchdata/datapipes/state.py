@@ -7,8 +7,8 @@ that require pickle are stored as bytes under `"__pickled__"`, and nested contai
 
 A pipe without a declared state is *replayed*: a resumed run starts it from the beginning and drops the items that it
 had yielded. The sources of a replayed pipe begin with the states that they had at the beginning of the saved iteration.
-The whole graph is replayed if user functions have drawn from the global random generators. The whole graph is also
-replayed if a replayed pipe and another pipe read the same source.
+The whole graph is replayed if user functions have drawn from the global random generators, or if a replayed pipe and
+another pipe read the same source.
 """
 
 from __future__ import annotations

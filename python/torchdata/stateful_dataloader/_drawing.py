@@ -7,8 +7,8 @@ at the saved positions. A draw from a global generator also advances its copy, a
 the global generator. If the program seeds the global generator, the loader drops the copy.
 
 If a sampler cannot save its state, `Replay` sets the generators to their states from the epoch's beginning, and rereads
-the sampler. Other code may use the generators within an epoch, so `Draws` records the generators' states when the
-sampler draws after such a use. A checksum of some indices shows whether the sampler has repeated its order.
+the sampler. Other code may use the generators within an epoch, so `Draws` records the generators' states whenever the
+sampler draws after other code has drawn. A checksum of some indices shows whether the sampler has repeated its order.
 """
 
 from __future__ import annotations

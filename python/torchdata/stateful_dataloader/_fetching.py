@@ -130,7 +130,7 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
 
 
 class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
-    #: Whether Ctrl-C has interrupted the dataset's iterator in such a way that it cannot continue.
+    #: Whether the dataset's iterator cannot continue because Ctrl-C has interrupted it.
     is_broken = is_generator = False
     wanted = 1
     #: The number of exceptions since the last sample. `_possible_end` is the last exception if it may have ended a

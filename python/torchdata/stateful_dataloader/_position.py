@@ -234,8 +234,8 @@ class Progress:
         return position._replace(random={name: encoded(one) for name, one in (position.random or {}).items()})
 
     def saved_of_program(self) -> ReadingPosition:
-        """Returns the position in the form that a loader without workers saves, for a worker that resumes an epoch of
-        such a loader."""
+        """Returns the position in the form that a loader without workers saves, for a worker that resumes an epoch
+        which was begun without workers."""
         position = self.reached()
         then = position.random or {}
         now, since = position.now, position.now_since

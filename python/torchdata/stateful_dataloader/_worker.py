@@ -125,8 +125,8 @@ class ShardReader:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def finish_abandoned(self, indices: list[Any]) -> None:
-        """Reads the requested batches of an abandoned epoch, as PyTorch's workers do. The dataset's next epoch
-        therefore does not depend on the worker's speed."""
+        """Reads the requested batches of an abandoned epoch, as PyTorch's workers do, so that the dataset's next epoch
+        does not depend on how many of these batches the worker had already read."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:

@@ -55,8 +55,8 @@ impl SeedGenerator {
 
     /// Returns a generator for the child `id`, with the same shared seeds, but independent worker seeds.
     ///
-    /// Children of different parents get independent seeds, because a child's seeds are also derived from the parent's
-    /// worker seeds.
+    /// Children of different parents get independent seeds, because a child's seeds depend on the parent's worker
+    /// seeds.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
         // The seeds of a child are drawn from a separate ChaCha stream, so that they differ from the seeds of the

@@ -254,9 +254,9 @@ def close_pipes(popen: Popen) -> bool:
 
 
 def watch_the_parent() -> None:
-    """Makes `multiprocessing.parent_process` monitor the parent through a pidfd, because `close_pipes` has closed
-    multiprocessing's pipe for this purpose. The kernel resumes a suspended child when the parent exits, so that the
-    child can exit, too.
+    """Makes `multiprocessing.parent_process` monitor the parent through a pidfd, because `close_pipes` has closed the
+    pipe that multiprocessing uses to monitor the parent. The kernel resumes a suspended child when the parent exits, so
+    that the child can exit, too.
     """
     continue_with_parent()
     parent = multiprocessing.parent_process()

@@ -327,9 +327,9 @@ def _shards(shards: Any) -> list[Shard]:
 def _check_counts(position: Position) -> None:
     """Raises ValueError if the numbers of items in a position contradict each other.
 
-    If the number of ranks has changed, the numbers of the shards are not compared, because they also count items that
-    other ranks delivered. In an epoch that was resumed without states of the main process's pipes, these pipes count
-    only the items since then.
+    If the number of ranks has changed, the shards' numbers of items are not compared, because they include items that
+    other ranks delivered. If an epoch was resumed without states of the main process's pipes, these pipes count only
+    the items since the resume.
     """
     if position.ended or any(shard.moved for shard in position.all_shards):
         return

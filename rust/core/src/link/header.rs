@@ -7,7 +7,7 @@
 //! …          arena          arena_capacity bytes, blocks of the producer
 //! ```
 //!
-//! The creator of a link writes the version last, so a process that reads a version also reads valid sizes.
+//! The creator of a link writes the version last, so the sizes are valid when a process can read the version.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

@@ -173,8 +173,9 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns for each sender the number and the checksum of its items before the last `back` deliveries. Also returns
-    /// the sender of the first of these deliveries. Returns None if the log contains fewer than `back` deliveries.
+    /// Returns for each sender the number and the checksum of its items before the last `back` deliveries. The second
+    /// result is the sender of the first of these `back` deliveries. Returns None if the log contains fewer than `back`
+    /// deliveries.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;

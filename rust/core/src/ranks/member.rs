@@ -79,8 +79,8 @@ impl Member {
     /// Checks whether the hub has timed out. The caller must call this method once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
-        // The hub gets twice the time if it still sends messages, because the hub may itself be waiting for missing
-        // ranks.
+        // If the hub has sent messages since this rank gave up, the hub gets twice the time, because the hub may itself
+        // be waiting for missing ranks.
         let received = self.received.is_some_and(|received| received > since);
         let patience = if received { 2 * WATCH } else { WATCH };
         if now >= since + patience && self.verdict.is_none() {

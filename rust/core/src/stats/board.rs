@@ -16,7 +16,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The value of `generation` in a board that is open only for reading. For such a board, `is_of_this_process` returns
+/// The value of `generation` in a board that is open only for reading. With this value, `is_of_this_process` returns
 /// false.
 const NO_PROCESS: u64 = u64::MAX;
 

@@ -78,7 +78,7 @@ impl PageRef {
     }
 
     /// Replaces the counters of this page with a copy of another page. Returns an error if the length of `carried` does
-    /// not match the numbers of pipes and links in `carried`.
+    /// not match the counts of pipes and links that `carried` contains.
     pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();

@@ -59,7 +59,7 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
 }
 
 /// The position of a queue's consumer: the source's state, the number of items delivered after this state, the number
-/// of all delivered items, and the numbers of the items delivered out of order.
+/// of all delivered items, and the indices of the items delivered out of order.
 type PositionParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
 /// The content of a queue's slot, as a tuple of the slot's number, kind, item or result, and saved source state. The
