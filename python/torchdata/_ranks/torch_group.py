@@ -24,7 +24,7 @@ from torchdata._ranks.opening import Opening
 #: they open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
-#: A rank that passes this value to a minimum over all ranks does not affect the result.
+#: A rank that passes `_LARGEST` to a minimum over all ranks does not affect the minimum.
 _LARGEST = 2**63 - 1
 
 _FAULTS = {

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 /// If a call of `take` lasts longer than this duration, another thread held PyTorch's lock, because taking a free lock
 /// lasts about 3 µs.
 const UNCONTENDED: Duration = Duration::from_micros(30);
-/// If another thread held PyTorch's lock, the fork waits until this number of successive calls of `take` have found the
+/// If another thread held PyTorch's lock, the fork waits until `FREE_CALLS` successive calls of `take` have found the
 /// lock free.
 const FREE_CALLS: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);

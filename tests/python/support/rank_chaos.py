@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from drivers.frame import Driver, Leaves
 from watchdog import session
 
-#: Surviving ranks must raise an error at most this number of seconds after the timeout. The documents promise 1.5 s.
+#: Surviving ranks must raise an error at most `GRACE` seconds after the timeout. The documents promise 1.5 s.
 GRACE = 3.0
 
 EXIT_GRACE = 30.0

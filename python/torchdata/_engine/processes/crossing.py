@@ -31,7 +31,7 @@ from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, byte
 PREFIX = "torchdata "
 
 #: The number of new objects after which garbage collection runs while a child starts; importing torch creates a third
-#: of this number.
+#: of `EARLY_THRESHOLD`.
 EARLY_THRESHOLD = 1_000_000
 #: This code makes the kernel resume a suspended child when the main process ends, so that the child can exit. The
 #: extension has a function for resuming suspended children, but the child cannot import the extension yet.

@@ -12,8 +12,8 @@ lock. If the child does not acquire all locks in time, a timer of the kernel kil
 another child. The killed child has not run any user code.
 
 Since Python 3.12, `os.fork` warns if the process has threads. The engine suppresses this warning. If the user turns
-warnings into errors, `os.fork` of Python 3.15 would raise the warning after the fork, and so would not return the
-child's process id to the main process.
+warnings into errors, `os.fork` of Python 3.15 would raise the warning after the fork. The main process would then not
+get the child's process id.
 """
 
 from __future__ import annotations

@@ -330,8 +330,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # The child always gets an answer, because a child cannot detect that this process has closed its end of the
-            # pipe if another process has a copy of this end.
+            # This process always sends an answer. If it closed its end of the pipe instead, a child could not detect
+            # this while another process has a copy of the end.
             with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)

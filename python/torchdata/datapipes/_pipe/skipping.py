@@ -36,7 +36,7 @@ epoch = 0
 #: In the main process: the number of the current epoch of each `on_error` pipe.
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-#: If the limit on skipped items is a fraction, it is not checked before this number of items, except at the end of the
+#: If the limit on skipped items is a fraction, it is not checked in the first `FEWEST` items, except at the end of the
 #: iteration.
 FEWEST = 100
 

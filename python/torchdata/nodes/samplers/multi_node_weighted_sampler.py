@@ -17,12 +17,11 @@ from torchdata.nodes.samplers.utils import _get_rank_seed, get_rank_and_world_si
 
 __all__ = ["MultiNodeWeightedSampler"]
 
-#: The number of choices that are drawn together, which affects the order and is therefore the same as in torchdata
-#: 0.11.
+#: The number of choices that are drawn together. It is the same as in torchdata 0.11, because it affects the order.
 _DRAWN = 1000
 
-#: The maximum epoch number that a loaded state may contain. The epoch number is limited, because computing an epoch's
-#: seed takes time in proportion to this number.
+#: The maximum epoch number that a loaded state may contain. The epoch number is limited, because the time for computing
+#: an epoch's seed grows with its number.
 _MOST_EPOCHS = 10_000_000
 
 

@@ -24,7 +24,7 @@ struct Holders {
     remote: u64,
 }
 
-/// Memory of the arena that was unused for at least this time is returned to the operating system.
+/// Memory of the arena that was unused for at least the time `PERIOD` is returned to the operating system.
 const PERIOD: Duration = Duration::from_secs(2);
 const HUGE_PAGE: u64 = 2 << 20;
 

@@ -21,7 +21,7 @@ use crate::error::{Corrupted, NoMemory, OpenError, TakeError};
 use crate::process::board::BellRef;
 use crate::protocol::Stream;
 
-/// In a frame, each buffer of at least this number of bytes is sent separately from the smaller data.
+/// In a frame, each buffer of at least `OUT_OF_BAND` bytes is sent separately from the smaller data.
 pub const OUT_OF_BAND: usize = 32 << 10;
 
 const SEPARATE: u64 = 1 << 63;

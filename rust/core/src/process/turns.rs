@@ -19,12 +19,12 @@ const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
 const NEAR: u64 = 50_000;
 
-/// A call of `sched_yield` that takes at least this number of nanoseconds is regarded as a yield to another program. In
-/// measurements with up to 64 workers on 2 cores, a call of `sched_yield` lasted 0.1 to 0.5 ms if only the loader ran,
-/// and 2 to 8 ms if a busy loop shared the cores.
+/// A call of `sched_yield` that takes at least `UNRELATED_YIELD` nanoseconds is regarded as a yield to another program.
+/// In measurements with up to 64 workers on 2 cores, a call of `sched_yield` lasted 0.1 to 0.5 ms if only the loader
+/// ran, and 2 to 8 ms if a busy loop shared the cores.
 const UNRELATED_YIELD: u64 = 1_500_000;
-/// In loaders with more processes than this number, the duration of `sched_yield` is ignored, because the loader's own
-/// processes cause long durations.
+/// In loaders with more than `MOST_PROCESSES` processes, the duration of `sched_yield` is ignored, because the loader's
+/// own processes cause long durations.
 const MOST_PROCESSES: usize = 32;
 const PRICE: u64 = 8;
 const CREDIT: u64 = 100_000_000;

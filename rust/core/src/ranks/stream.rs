@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::message::{HELLO_LEN, Message};
 
-/// If the send buffer contains at least this number of unsent bytes, heartbeats are dropped, because the receiving rank
-/// does not read its messages.
+/// If the send buffer contains at least `MOST_BUFFERED` unsent bytes, heartbeats are dropped, because the receiving
+/// rank does not read its messages.
 const MOST_BUFFERED: usize = 4096;
 
 const MOST_READ: usize = 64 << 10;

@@ -4,7 +4,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-/// After this number of consecutive small items, the queue reads one more item ahead.
+/// After `GROWTH` consecutive small items, the queue reads one more item ahead.
 const GROWTH: u64 = 8;
 
 /// The number of items to read ahead depends only on the delivered items, so that an abandoned epoch always leaves the

@@ -74,7 +74,7 @@ impl Relay {
     }
 }
 
-/// Content that is longer than this limit is sent in a block, because the ring is meant for items.
+/// Content with more than `LONGEST_INLINE` bytes is sent in a block, because the ring is meant for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
 pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {

@@ -23,7 +23,7 @@ MOST = 2
 
 
 SIGNALS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
-#: A worker that takes this number of seconds for a batch is killed. Killing a slow worker must not change the results.
+#: A worker that takes `HANGS_AFTER` seconds for a batch is killed. Killing a slow worker must not change the results.
 HANGS_AFTER = 0.8
 
 

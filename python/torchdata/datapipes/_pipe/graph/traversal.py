@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Literal
 
 #: The maximum number of members that are inspected for one attribute. A container is not inspected if its members would
-#: exceed this number.
+#: exceed the maximum.
 LARGEST_STRUCTURE = 4096
 
 #: The number of members that the inspection of a nested container counts for, because opening a container takes longer

@@ -33,7 +33,7 @@ except ImportError:  # this Python was built without the module
 #: The largest allowed ratio of decompressed to compressed size, for files larger than `SMALLEST_BOMB`.
 MAX_RATIO = 100.0
 
-#: Files below this number of bytes never count as decompression bombs.
+#: Files with less than `SMALLEST_BOMB` bytes never count as decompression bombs.
 SMALLEST_BOMB = 1 << 30
 
 DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, OverflowError, zlib.error, struct.error, LZMAError)

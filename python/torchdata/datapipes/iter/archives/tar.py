@@ -65,7 +65,7 @@ MOST_GLOBAL_RECORDS = 1000
 
 _LAST_OFFSET = (1 << 63) - 1
 
-#: A resumed stream starts this number of bytes before a header, because `tarfile` reads the byte before the header.
+#: A resumed stream starts `BEFORE` bytes before a header, because `tarfile` reads the byte before the header.
 BEFORE = 1
 
 #: Maximum number of characters to quote from an error of `tarfile`.

@@ -21,7 +21,7 @@ from torchdata._reporting import warn_outside
 from torchdata._threads import start
 from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 
-#: If the consumer requests no path for this number of seconds, the locks of items that were read ahead are released.
+#: If the consumer requests no path for `PAUSE` seconds, the locks of items that were read ahead are released.
 PAUSE = 1.0
 
 #: The mutex is reentrant, because garbage collection may release locks while this thread holds the mutex.

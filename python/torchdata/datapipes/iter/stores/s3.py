@@ -152,8 +152,8 @@ def _just_before(text: str) -> str:
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
-    """Returns whether an empty object marks a folder. The key of an object that marks a folder ends with a slash, which
-    obstore omits in listings."""
+    """Returns whether an empty object marks a folder. The key of such a marker ends with a slash, which obstore omits
+    in listings."""
     try:
         obstore.head(store, key)
     except FileNotFoundError:

@@ -20,8 +20,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["WebDataset"]
 
-#: Each dict of `_gathered` contains at most this number of samples. When the dict of recent samples is full, it
-#: replaces the dict of older samples.
+#: Each dict of `_gathered` contains at most `_GENERATION` samples. When the dict of recent samples is full, it replaces
+#: the dict of older samples.
 _GENERATION = 1 << 15
 
 

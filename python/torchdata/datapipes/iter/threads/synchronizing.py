@@ -49,7 +49,7 @@ __all__ = ["FullSync", "PrefetchTimeoutError"]
 #: for the next epoch.
 _HAS, _ENDED, _LEFT = 2, 1, 0
 
-#: If another rank has ended, a rank counts its remaining items for at most this number of seconds.
+#: If another rank has ended, a rank counts its remaining items for at most `_COUNTING` seconds.
 _COUNTING = 2.0
 
 #: The maximum number of seconds that `shutdown` waits for all ranks to take part in the current vote.

@@ -33,9 +33,9 @@ impl<T> OrderedQueue<T> {
     /// A call claims the number of waiting items divided by `sharers`, but at least `least` and at most `most` items.
     /// If `joins` returns false for an item, the call claims this item without any other item.
     ///
-    /// `take` copies the data that a worker needs from an item, or moves the data out of the item, and returns the data
-    /// and whether the worker may change the item. `joins` and `take` must not call the queue, because the queue's lock
-    /// is held while they run.
+    /// `take` copies or moves the data that a worker needs out of an item. `take` returns this data, and whether the
+    /// worker may change the item. `joins` and `take` must not call the queue, because the queue's lock is held while
+    /// they run.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
