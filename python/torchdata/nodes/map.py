@@ -204,8 +204,8 @@ class ParallelMapper(PassingNode[T]):
             reasons. Each kill at the same item doubles the time limit for that item, and a process has at least a
             minute to start.
         patience: with `on_timeout="restart"`, the time limit for busy processes in seconds, instead of `timeout`. A
-            process is busy if its threads have run, or waited for a processor, for at least a tenth of the last
-            `timeout / 2` seconds. With `patience=None`, `timeout` applies to all processes.
+            process is busy if, in the last `timeout / 2` seconds, its threads were running or waiting for a processor
+            for at least a tenth of the time. With `patience=None`, `timeout` applies to all processes.
 
     Raises:
         TypeError: `source` is not a node, `map_fn` is not a function, or a numeric argument is not an integer.

@@ -100,8 +100,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         on_timeout: "error" (the default) raises TimeoutError after `timeout` seconds without an item. "restart" kills
             the process that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
         patience: with `on_timeout="restart"`, the timeout in seconds for processes that are busy; None (the default)
-            means the value of `timeout`. A process is busy if its threads have run, or waited for a processor, for at
-            least a tenth of the last `timeout / 2` seconds.
+            means the value of `timeout`. A process is busy if, in the last `timeout / 2` seconds, its threads were
+            running or waiting for a processor for at least a tenth of the time.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. If the data in a worker's pipes exceed the worker's share of `snapshot_budget`, the worker
             sends snapshots only when a state is requested. If a worker without recent snapshots is restarted, the new

@@ -1,7 +1,6 @@
 """Converts the engine's records of worker processes to positions in an epoch, and positions to commands.
 
-A process resumes from its own snapshot, and recomputes, compares and drops the items that were delivered after the
-snapshot.
+A process resumes from its own snapshot, and recomputes and drops the items that were delivered after the snapshot.
 """
 
 from __future__ import annotations
