@@ -85,7 +85,11 @@ class Run:
         graph(range(1), self.make)
         start_method, workers = self.order["start_method"], self.options.get("workers", self.order["workers"])
         splits = self.options.get("splits")
-        return lambda source: pipes.loader(graph(source, self.make), start_method, workers, splits)
+
+        def build(source: Any, **options: Any) -> Any:
+            return pipes.loader(graph(source, self.make), start_method, workers, splits, **options)
+
+        return build
 
 
 def rate(order: dict[str, Any]) -> tuple[dict[str, float], Any]:

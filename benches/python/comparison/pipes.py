@@ -35,9 +35,9 @@ def members(source: range, make: Any) -> Any:
 GRAPHS = {"shared_out": shared_out, "dispatched": dispatched, "batched": batched, "members": members}
 
 
-def loader(pipe: Any, start_method: str, workers: int | str, splits: int | None = None) -> Any:
+def loader(pipe: Any, start_method: str, workers: int | str, splits: int | None = None, **options: Any) -> Any:
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
-    service = MultiProcessingReadingService(workers, start_method)
+    service = MultiProcessingReadingService(workers, start_method, **options)
     # Earlier versions of this project do not have the argument `splits`.
     return DataLoader2(pipe, reading_service=service, **({} if splits is None else {"splits": splits}))
