@@ -64,7 +64,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, an exit", with(&|s| (s.heavy, s.exits) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // With windows of a single item, `heavy` has no effect, so settings with `heavy` are omitted.
+    // If a window holds one item, `heavy` has no effect, so settings with `heavy` are omitted.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }

@@ -19,7 +19,7 @@ from torchdata._reporting import add_note, came_from, fold, make_printable, note
 
 
 class _VerbatimKey(str):
-    """A message whose `repr` has no quotes. A KeyError displays the `repr` of its message, and would otherwise show
+    """A message for a KeyError. A KeyError displays the `repr` of its message, so the `repr` of this class has no
     quotes."""
 
     __slots__ = ()

@@ -142,7 +142,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
                     del buffer[index]
 
     def _drop_broken(self) -> None:
-        """Drops the function's result whose iteration has raised an exception."""
+        """Drops the result of the function that raised an exception while it was iterated."""
         if self._shuffling:
             self._buffer[:] = [parts for parts in self._buffer if parts is not self._asked]
         else:
