@@ -36,7 +36,7 @@ pub enum Reader {
     Earlier,
     /// The total number of items that the reader wants from the writer's stream, modulo 2^30.
     Here(u32),
-    /// The reader has ended an iteration, but the writer still sends its items. The reader may request another iteration.
+    /// The reader has ended an iteration, but the writer still sends its items. The reader may request another one.
     Left,
     /// The reader has requested the next iteration, but the writer is still sending items of the previous iteration.
     Ahead,
