@@ -321,13 +321,15 @@ wheel: $(STAMPS)/venv ## Build a wheel for this machine into dist/
 # zig links with the glibc of manylinux_2_28, regardless of this machine's glibc. maturin runs zig as a module of the first
 # python on PATH.
 $(STAMPS)/wheels: $(STAMPS)/venv
-	$(PIP) install --quiet 'auditwheel>=6' 'ziglang>=0.13'
+	$(PIP) install --quiet 'auditwheel>=6' 'cmake>=3.25' 'ziglang>=0.13'
 	touch $@
 
 .PHONY: wheels
 wheels: $(STAMPS)/wheels ## Build the abi3 wheel for Linux and the sdist of a release into dist/, and test both
+	@command -v nasm || { echo "error: install nasm, which compiles the decoder of JPEG images" >&2; exit 1; }
 	rm -rf dist
-	PATH="$(abspath $(BIN)):$$PATH" $(REPRODUCIBLE) $(BIN)/maturin build --release --locked --zig --compatibility $(MANYLINUX) --out dist
+	PATH="$(abspath $(BIN)):$$PATH" $(REPRODUCIBLE) $(BIN)/maturin build --release --locked --features turbojpeg --zig \
+	  --compatibility $(MANYLINUX) --out dist
 	$(BIN)/maturin sdist --out dist
 	$(BIN)/python tools/name_wheel.py dist
 	@$(BIN)/auditwheel show dist/torchdata_rs-*.whl | tr '\n' ' ' | grep -Eq 'platform tag: "manylinux_2_(.|1.|2[0-8])_' \

@@ -31,7 +31,7 @@ authors and under its licence. It also contains parts of Rust's standard library
 
 
 def compiled() -> list[dict[str, Any]]:
-    command = ["cargo", "metadata", "--locked", "--format-version", "1"]
+    command = ["cargo", "metadata", "--locked", "--all-features", "--format-version", "1"]
     for target in _TARGETS:
         command += ["--filter-platform", target]
     metadata = json.loads(subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout)
@@ -54,7 +54,8 @@ def notices() -> str:
     parts = [_HEAD]
     for package in compiled():
         folder = Path(package["manifest_path"]).parent
-        files = sorted(path for path in folder.iterdir() if path.name.lower().startswith(_NAMES) and path.is_file())
+        paths = (*folder.iterdir(), *folder.glob("libjpeg-turbo/*"))
+        files = sorted(path for path in paths if path.name.lower().startswith(_NAMES) and path.is_file())
         if "MIT" in package["license"].split():  # MIT is chosen if the crate offers several licenses
             files = [path for path in files if "mit" in path.name.lower()] or files
         parts.append(

@@ -525,6 +525,9 @@ class TFRecordReader(Iterator[Any]):
     record: Final[int]
     unread: Final[bytes]
 
+def decode_jpeg_part(
+    content: Any, part: tuple[int, int, int, int], reduction: int, channels: int, out: Any
+) -> tuple[int, int, int, int] | None: ...
 def resize_pixels(
     source: Any,
     region: tuple[float, float, float, float],

@@ -328,12 +328,12 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
         if plain and request.layout == "HWC":
             picture.pixels(out)
             return
-        pixels = picture.pixels()
-    if by > 1:
-        across, down = picture.width / whole[2], picture.height / whole[3]
-        region = (left * across, top * down, min(right * across, picture.width), min(bottom * down, picture.height))
-    else:
-        region = box
+        region: tuple[float, float, float, float] = box
+        if by > 1:
+            across, down = picture.width / whole[2], picture.height / whole[3]
+            region = left * across, top * down, min(right * across, picture.width), min(bottom * down, picture.height)
+        pixels, column, row = picture.part(region)
+    region = region[0] - column, region[1] - row, region[2] - column, region[3] - row
     planar = request.layout == "CHW"
     if _FILTERS[request.resample] and request.mode in ("RGB", "L"):
         from torchdata._native import resize_pixels

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from typing import Any, Protocol
 
@@ -28,6 +29,10 @@ class DecodablePicture(Protocol):
     def pixels(self, out: Any = None) -> Any:
         """Returns the pixels as an array (height, width, channels). If `out` is None, the array is valid only until the
         same thread decodes another image."""
+
+    def part(self, region: tuple[float, ...]) -> tuple[Any, int, int]:
+        """Returns an array with at least the pixels of a region, and the column and row of the array's first pixel."""
+        return self.pixels(), 0, 0
 
     def reduce(self, width: int, height: int) -> int:
         """Reduces the size of the decoded image by a factor of 2, 4 or 8, and returns the factor. If an image of half
@@ -92,7 +97,7 @@ def _power(width: int, height: int, least_width: int, least_height: int) -> int:
     return 1
 
 
-class _Jpeg:
+class _Jpeg(DecodablePicture):
     """A JPEG image. If simplejpeg refuses the image, Pillow decodes it or raises an error."""
 
     def __init__(self, library: Any, content: Any, mode: str, width: int, height: int, keep: bool) -> None:
@@ -121,8 +126,22 @@ class _Jpeg:
             other.reduce(self.width, self.height)
         return other.pixels(out)
 
+    def part(self, region: tuple[float, ...]) -> tuple[Any, int, int]:
+        from torchdata._native import decode_jpeg_part
 
-class _Other:
+        left, top, right, bottom = *map(math.floor, region[:2]), *map(math.ceil, region[2:])
+        channels, found = _CHANNELS[self.mode], None
+        if (left, top, right, bottom) != (0, 0, self.width, self.height):
+            room = _room.of(self.height * self.width * channels)
+            found = decode_jpeg_part(self.content, (left, top, right, bottom), self.by, channels, room)
+        if found is None:
+            return self.pixels(), 0, 0
+        left, top, right, bottom = found
+        height, width = bottom - top, right - left
+        return room[: height * width * channels].reshape(height, width, channels), left, top
+
+
+class _Other(DecodablePicture):
     def __init__(self, image: Any, mode: str, keep: bool) -> None:
         self.image, self.mode, self.keep = image, mode, keep
         self.width, self.height = image.size
@@ -150,7 +169,7 @@ class _Other:
         return out
 
 
-class _Turned:
+class _Turned(DecodablePicture):
     """A picture that is rotated and mirrored so that it is upright."""
 
     def __init__(self, picture: DecodablePicture, orientation: int) -> None:

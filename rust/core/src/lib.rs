@@ -18,6 +18,8 @@ pub mod sync;
 pub mod formats;
 #[cfg(not(loom))]
 pub mod images;
+#[cfg(all(not(loom), feature = "turbojpeg"))]
+pub mod jpeg;
 #[cfg(not(loom))]
 pub mod link;
 #[cfg(not(loom))]

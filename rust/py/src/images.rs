@@ -1,4 +1,4 @@
-//! Resizes images in arrays without the GIL.
+//! Decodes parts of JPEG images, and resizes images in arrays, without the GIL.
 
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -49,6 +49,51 @@ pub fn resize_pixels(
         images::resize(pixels, region, filter, target, out)
     });
     done.map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// Decodes at least a part of a JPEG image into `out`, and returns the decoded part. Returns None if the extension was
+/// compiled without the feature `turbojpeg`, or the decoder refuses the image.
+///
+/// # Arguments
+/// * `part` - the left, top, right and bottom edges in pixels, after the reduction.
+/// * `reduction` - the factor by which the decoder reduces the image: 1, 2, 4 or 8.
+/// * `out` - the buffer for the decoded pixels, which are stored without gaps.
+#[pyfunction]
+pub fn decode_jpeg_part(
+    py: Python<'_>,
+    content: PyBuffer<u8>,
+    part: (u32, u32, u32, u32),
+    reduction: u32,
+    channels: usize,
+    out: PyBuffer<u8>,
+) -> PyResult<Option<(u32, u32, u32, u32)>> {
+    if out.readonly() || !out.is_c_contiguous() || !content.is_c_contiguous() {
+        return Err(PyBufferError::new_err("`out` must be a writable, contiguous buffer, and `content` contiguous"));
+    }
+    #[cfg(feature = "turbojpeg")]
+    {
+        use torchdata_core::jpeg::{Part, decode_part};
+
+        let (left, top, right, bottom) = part;
+        let wanted = Part { left, top, width: right.saturating_sub(left), height: bottom.saturating_sub(top) };
+        let (from, to) = (content.buf_ptr() as usize, out.buf_ptr() as usize);
+        let decoded = py.detach(|| {
+            // SAFETY: as for `resize_pixels`.
+            let (bytes, out) = unsafe {
+                (
+                    std::slice::from_raw_parts(from as *const u8, content.len_bytes()),
+                    std::slice::from_raw_parts_mut(to as *mut u8, out.len_bytes()),
+                )
+            };
+            decode_part(bytes, wanted, reduction, channels, out)
+        });
+        Ok(decoded.map(|part| (part.left, part.top, part.left + part.width, part.top + part.height)))
+    }
+    #[cfg(not(feature = "turbojpeg"))]
+    {
+        let _ = (py, part, reduction, channels);
+        Ok(None)
+    }
 }
 
 fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
