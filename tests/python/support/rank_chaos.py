@@ -82,7 +82,7 @@ class Plan:
 
 
 class Chaos(Exception):
-    """The exception that the user's code of a rank raises on purpose."""
+    """The exception that a rank's user code raises on purpose."""
 
 
 class Diary:
