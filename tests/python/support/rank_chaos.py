@@ -104,7 +104,7 @@ def hold_store(folder: Path) -> Any:
 
 
 def run_agent(folder: Path) -> None:
-    """Holds torch's key-value store in a process that is not a rank, like torchrun's agent."""
+    """Holds torch's key-value store in a process that is not a rank, as torchrun's agent does."""
     store = hold_store(folder)
     while store is not None:
         signal.pause()
