@@ -82,7 +82,8 @@ class FunctionalForms:
 
         Args:
             pipes: the classes of each module with their functional forms, such as "Mapper=map LengthSetter".
-            held: further names of modules, which pickles refer to by the name of the package.
+            held: for each module, names other than pipe classes that the package also exports, because pickles refer to
+                them by the name of the package.
         """
         package: str = namespace["__name__"]
         modules = {module: words.split() for module, words in held.items()}

@@ -20,7 +20,7 @@ _MISSING: Any = object()
 #: The types that `random.seed` accepts.
 _SEEDS = (NoneType, int, float, str, bytes, bytearray)
 
-#: The maximum number of items in a loaded state. Larger numbers are rejected.
+#: The largest number of items that a loaded state may mention. A state with a larger number is rejected.
 MOST_ITEMS = 1 << 62
 
 

@@ -1,6 +1,6 @@
 """The methods and attributes of a pipe that graphs, states and loaders use, with their defaults.
 
-Each pipe class overrides the defaults that are wrong for it, so that callers need not check the class of a pipe.
+A pipe class overrides each default that is wrong for its pipes, so callers need not check the class of a pipe.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class PipeHooks:
 
     def _read_ahead(self, passes: int) -> Lead | None:
         """Returns how far the pipe's thread has read ahead in the latest iteration. Returns None if the pipe does not
-        use a thread, or has begun no iteration after its first `passes` iterations."""
+        use a thread, or if it has begun only its first `passes` iterations."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:

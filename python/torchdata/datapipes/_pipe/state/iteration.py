@@ -94,8 +94,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. Before the replay, a
-    resumed run sets the counters of its copy of the pipe to these values."""
+    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. Before a replay, a
+    resumed run sets the counters of its copy of the pipe to the returned values."""
     now = counters_of(pipe)
     if now is None:
         return {}
@@ -354,7 +354,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # In a cycle, a source may follow its reader in the graph, so the result may be None (unknown).
+        # In a cycle, a source may follow its reader in the graph, so whether a pipe is replayed may be unknown (None).
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]

@@ -26,7 +26,7 @@ class Beginning:
 
     moved: dict[str, Any]
     #: The states of the global random generators for a replay of this iteration. `moved` contains the states when this
-    #: iteration began, which differ if this iteration began with a replay.
+    #: iteration began, which differ from `generators` if this iteration began with a replay.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
@@ -61,7 +61,7 @@ class PassRecord:
     #: Whether the running iteration is empty, because the loaded state was saved after the last item.
     ended: bool = False
     #: For a pipe without `reset`: a loaded state, and the number of items that the pipe had yielded before this state
-    #: was loaded. Until the pipe yields an item, new states contain the loaded state, because the pipe's own
+    #: was loaded. Until the pipe yields an item, saving a state saves the loaded state, because the pipe's own
     #: `state_dict` may be outdated.
     base: tuple[int, dict[str, Any]] | None = None
     #: For a pipe without `reset`: whether the running iteration follows a complete iteration.
@@ -83,8 +83,8 @@ class PassRecord:
     fingerprint: Fingerprint | None = None
     #: For a user-defined pipe without a declared state: its counters before the first iteration.
     attributes: dict[str, Any] | None = None
-    #: Names of pipes that were added to the graph since its first iteration. A graph with added pipes cannot save its
-    #: state.
+    #: Names of pipes that were added to the graph since its first iteration. A graph to which pipes were added after
+    #: its first iteration cannot save its state.
     grown: list[str] = field(default_factory=list)
     is_resumed: bool = False
     claim: Any = None
