@@ -266,9 +266,9 @@ class _Saving:
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Returns whether the whole graph must be replayed instead of only the pipes in `replayed`. A replay of the
-        whole graph is necessary if another pipe reads the same source as one of these pipes, as with the children of a
-        `fork`. It is also necessary if the states of the global random generators have changed, because a user function
-        of any pipe may have drawn numbers."""
+        whole graph is necessary if a pipe that is not in `replayed` reads the same source as a pipe in `replayed`, as
+        with the children of a `fork`. A replay of the whole graph is also necessary if the states of the global random
+        generators have changed, because a user function of any pipe may have drawn numbers."""
         beginning = record_of(self.end).beginning
         if beginning is None:
             return False

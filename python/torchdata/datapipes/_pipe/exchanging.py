@@ -90,8 +90,9 @@ def one_at_a_time() -> AbstractContextManager[bool]:
 
 
 class ShardGlobals(SavedGlobals):
-    """The global variables of a shard or of the program. Only the native methods `save` and `load` change `is_away`, so
-    a signal handler finds the variables of this shard in the process unless `is_away` is True."""
+    """The global variables of a shard or of the program. If `is_away` is False, the process contains the variables of
+    this shard. Only the native methods `save` and `load` change `is_away`, so it is also correct in a signal
+    handler."""
 
     def __init__(self) -> None:
         self._others: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = ()

@@ -115,7 +115,7 @@ class Witness:
 
 class SampleDigest:
     """A checksum of sampled items. The lower 32 bits of the checksum cover all values in the items. The upper 32 bits
-    leave out floating-point numbers and arrays, because random augmentation may change them.
+    of the checksum leave out floating-point numbers and arrays, because random augmentation may change them.
 
     Args:
         next: the position of the next sample.

@@ -26,8 +26,8 @@ class PipeHooks:
 
     _length_reads_items: ClassVar[bool] = False
 
-    #: Whether an iteration of the pipe begins iterations of its sources. The value is False for the children of a split
-    #: such as `fork`, because only the split's main pipe reads the source.
+    #: Whether an iteration of the pipe begins iterations of its sources. `_begins_sources` is False for the children of
+    #: a split such as `fork`, because only the split's main pipe begins an iteration of the source.
     _begins_sources: ClassVar[bool] = True
 
     def _outlives_epochs(self) -> bool:

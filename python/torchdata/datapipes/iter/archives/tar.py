@@ -261,7 +261,7 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 def _in_proportion(compression: str, max_ratio: float | None, source: CountedStream) -> Pieces:
     """Returns a function that returns the next decompressed bytes of `source`, and raises an error for a decompression
-    bomb. The decompressed size includes skipped members."""
+    bomb. The decompressed size includes the members that the user skips."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:
@@ -471,8 +471,8 @@ class TarArchiveLoader(ArchiveLoader):
         datapipe: yields pairs of path and binary stream.
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
-            limit applies as soon as the decompressed size of an archive or of a sparse member exceeds 1 GiB.
+        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit.
+            `max_ratio` applies as soon as the decompressed size of an archive or of a sparse member exceeds 1 GiB.
 
     Raises:
         ValueError: the mode is unknown, or `max_ratio` is less than 1.

@@ -1,8 +1,9 @@
 """Locks files that are being created. At any time, only one thread of one process can hold the lock of a file.
 
 A lock is `flock` on an empty file in the same folder, with a name derived from the file's name. A process removes the
-lock file before it releases the lock. A process that acquires the lock must therefore check whether the locked file
-exists. The kernel releases the locks of a process that is killed.
+lock file before it releases the lock. After a process has acquired a lock, it must check whether the lock file still
+exists, because a removed lock file does not exclude other processes. The kernel releases the locks of a process that is
+killed.
 """
 
 from __future__ import annotations

@@ -30,8 +30,9 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
     """Decodes images: converts bytes, paths or open files to arrays or tensors, cropped and resized by
     `torchdata.images.decode`.
 
-    A resumed loader yields the same pixels. Random crops and flips depend only on two numbers: the seed of the epoch,
-    which the loader sets, and the number of images that this pipe has yielded in the epoch. Files are closed.
+    A resumed loader yields the same pixels as the original run. Random crops and flips depend only on two numbers: the
+    seed of the epoch, which the loader sets, and the number of images that this pipe has yielded in the epoch. Files
+    are closed.
 
     Args:
         datapipe: a pipe of images, or of items that contain an image.

@@ -73,7 +73,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
             Without `first_value`, a model that shifts labels by one learns to predict the first token of a sequence
             from the end of the sequence before it.
-        columns: the columns of mappings to pack; None for all columns.
+        columns: the columns to pack if the items are mappings; None (the default) for all columns.
         add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. Columns `"position_ids"`
             and `"cu_seqlens"` that the items already have are left out.
         drop_last: whether `"cut"` leaves out an incomplete last row; False by default.

@@ -30,7 +30,7 @@ __all__ = ["SHARDING_PRIORITIES", "ShardingFilter", "ShardingRoundRobinDispatche
 class SHARDING_PRIORITIES(IntEnum):
     """The levels of dividing items: first among ranks, then among the workers of each rank.
 
-    The values are the same as in torch's enum, so members of both can be compared.
+    The values are the same as in torch's enum, so members of the two enums can be compared.
 
     Args:
         value: the integer of the member.
@@ -60,7 +60,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     Some sources, such as Hugging Face's `IterableDataset`, divide their items among workers, according to
     `torch.utils.data.get_worker_info()`. A `sharding_filter` prevents its sources from dividing their items among
-    workers. Without a `sharding_filter`, each worker reads only its part of an `IterableDataset`, which is faster.
+    workers. Without a `sharding_filter`, each worker reads only its part of an `IterableDataset`, which is faster than
+    reading all items in each worker.
 
     Args:
         source_datapipe: the pipe to read.

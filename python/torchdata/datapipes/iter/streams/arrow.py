@@ -211,11 +211,11 @@ class LanceReader(ArrowReader):
         source_datapipe: yields indices of rows, or lists of indices (as after `batch`) to read together.
         dataset: a `lance.LanceDataset`, or its path or URI.
         columns: as for `ArrowReader`.
-        rows: as for `ArrowReader`; True by default.
+        rows: whether each item is a row, as for `ArrowReader`; True by default.
         frame_size: the number of rows per frame, as for `ArrowReader`; None for one frame per item of the source.
         library: as for `ArrowReader`; "numpy" by default.
         dtype: as for `ArrowReader`.
-        writable: as for `ArrowReader`; False by default.
+        writable: whether arrays are writable, as for `ArrowReader`; False by default.
 
     Raises:
         IndexError: while iterating, a row does not exist.

@@ -97,8 +97,8 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows.
 
     One row group is in memory at a time, so write large files with row groups of ten to a few hundred megabytes. A
-    saved state contains the number of the row group and of the row in it. A resumed run does not read earlier row
-    groups.
+    saved state contains the number of the current row group, and of the next row in this group. A resumed run does not
+    read earlier row groups.
 
     With `library="numpy"`, items are dicts from column to array:
 

@@ -57,12 +57,13 @@ _SHUTDOWN_WAIT = 5.0
 
 
 class _StepData(_PrefetchData):
-    """One iteration of a rank. In a *vote*, an all-reduce, the ranks determine whether every rank has an item to yield.
+    """One iteration of a rank. In a *vote*, the ranks determine by an all-reduce whether every rank has an item to
+    yield.
 
     Args:
-        again: if positive, the number of items on which the ranks have already voted, so that this rank rereads these
-            items without another vote. If `again` is negative, this rank takes part in the next `-again` votes without
-            reading items, because it has already yielded the items.
+        again: if positive, the number of items that this rank rereads without a vote, because the ranks have already
+            voted on them. If `again` is negative, this rank has already yielded the items of the next `-again` votes,
+            and takes part in these votes without reading items.
         restored: the items of a loaded state that `source` has not yielded yet, and the error that follows the items.
     """
 
@@ -74,9 +75,9 @@ class _StepData(_PrefetchData):
         #: state contains the item once.
         self.lock = threading.Lock()
         self.slot: int | None = None
-        #: The item that this rank has read. When a vote shows that every rank has an item, the item in `voted_on` is
-        #: moved to the queue. If another rank ends or fails, the item stays in `voted_on`, because saved states must
-        #: contain it.
+        #: The item that this rank has read and on which the ranks vote. When a vote shows that every rank has an item,
+        #: the item in `voted_on` is moved to the queue. If another rank ends or fails, the item stays in `voted_on`,
+        #: because saved states must contain it.
         self.voted_on: Any = _END
         self.failure: BaseException | None = None
         #: The error that has prevented a vote, such as the exit of a rank; None if the consumer has already received
@@ -89,7 +90,7 @@ class _StepData(_PrefetchData):
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:
         # A state does not contain errors that other ranks have caused. If another rank has ended or failed, this rank
-        # has read one more item than it has yielded, so the state contains this item.
+        # has read an item that it has not yielded, so the state contains this item.
         with self.lock:
             (restored, error), items = self.restored, super().buffered()[0]
             items += restored if self.voted_on is _END else [self.voted_on, *restored]
@@ -294,7 +295,7 @@ class FullSync(_PrefetchBase[T_co]):
     _hold: _Hold | None = state(saved=False, lasts=True)
     _undelivered: BaseException | None = state(saved=False, lasts=True)
     _has_warned: bool = state(False, saved=False, lasts=True)
-    #: The argument of `recompute` for the next iteration.
+    #: The number that was passed to `recompute`, which the next iteration uses.
     _again: int = state(0, saved=False, lasts=True)
 
     def __init__(
@@ -337,7 +338,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # The ranks must also vote on the items of a loaded state before they yield them.
+        # A rank must not yield the items of a loaded state before the ranks have voted on them.
         restored = deque(items)
         popped = (restored.popleft() for _ in items)
         source = chain(popped, _begun(self.source_datapipe) if error is None else _failing(error))
