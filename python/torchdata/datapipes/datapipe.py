@@ -204,8 +204,8 @@ class _CommonPipe:
     #: Names of attributes that contain items; pipes in these attributes are items, not sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that contain the user's data, such as a dataset. When a loader copies the pipe, the copy
-    #: shares the values of these attributes with the original. In attributes that are not in `data_attributes`, a
-    #: loader copies the containers, such as lists, but not the data in the containers.
+    #: shares the values of these attributes with the original. If the value of another attribute is a container, such
+    #: as a list, the copy of the pipe has its own container with the same data.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether the class uses the `state_dict` and `load_state_dict` that are derived from its declared attributes (see
     #: `DERIVED`).

@@ -17,8 +17,8 @@ from typing import Any, Literal
 #: exceed this maximum.
 LARGEST_STRUCTURE = 4096
 
-#: The number of members that the inspection of a nested container counts for, because opening a container takes longer
-#: than inspecting one member.
+#: Opening a nested container counts as inspecting this number of members, because it takes longer than inspecting one
+#: member.
 OPENING = 8
 
 #: The classes `IterDataPipe` and `MapDataPipe`. The module `datapipe` sets this variable, because importing `datapipe`

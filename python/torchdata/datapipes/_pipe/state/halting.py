@@ -1,8 +1,9 @@
 """Pauses read-ahead threads during a replay, in which a resumed run reads the items of the saved iteration again.
 
 In a replay, user functions must draw the same numbers from the global random generators as in the original iteration.
-If a pipe reads ahead in a thread, the functions of earlier pipes have already drawn numbers for the buffered items.
-During a replay, a read-ahead thread must pause after the number of items that it had read when the state was saved.
+If a pipe reads ahead in a thread, the functions of earlier pipes had drawn numbers for the buffered items, too, when
+the state was saved. During a replay, a read-ahead thread must therefore pause after the number of items that it had
+read when the state was saved.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: The maximum size in bytes of an unread member of a compressed or streamed archive that is copied to memory when the
-#: next member is requested.
+#: When the next member of a compressed or streamed archive is requested, an unread member of at most this size in bytes
+#: is copied to memory.
 LARGEST_KEPT_MEMBER = 64 << 20
 
 #: The number of bytes to request at a time from a forward-only stream or its decompressor.
@@ -464,8 +464,9 @@ class TarArchiveLoader(ArchiveLoader):
     Streams that cannot seek are read only forward. In a compressed archive or a forward-only stream, an unread member
     is copied to memory (up to 64 MiB) when the next member is requested.
 
-    A resumed run continues with the member after the last yielded member. Earlier members are not reread if the archive
-    is not compressed, and is a file, an object in a store, or a URL of a server that supports ranges.
+    A resumed run continues with the member after the last yielded member. If the archive is not compressed, and is a
+    file, an object in a store, or a URL of a server that supports ranges, a resumed run does not reread earlier
+    members.
 
     Args:
         datapipe: yields pairs of path and binary stream.

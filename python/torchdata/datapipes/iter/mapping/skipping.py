@@ -42,7 +42,7 @@ class OnError(IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        how: "skip" (the default), which is the only supported value.
+        how: what happens to an item that raises an exception; "skip" (the default) is the only supported value.
         limit: maximum number of items that are skipped in an epoch, in each process. If `limit` is a float, it is the
             maximum fraction of the items of each pipe. A limit that is a fraction is checked from the pipe's 100th item
             on, and at the end of the epoch. If `limit` is None (the default), any number of items may be skipped.
@@ -50,9 +50,9 @@ class OnError(IterDataPipe[T_co]):
             (the default), nothing is logged. The fields are the `epoch` of the loader, from 0 (null without a
             `DataLoader2`), the number of the `worker` ("dispatch" for the dispatching process, null for the main
             process), the `pipe`, the number of the `item` in this pipe and process, the `key`, `error`, `message` and
-            `notes`. The field `key` is the path of the file, URL or archive member that a pipe was reading, or
-            describes the first argument of the function that raised the exception. Every epoch and run appends to the
-            log, so several lines can have the same `key`.
+            `notes`. The field `key` names the file, URL or archive member that a pipe was reading, or describes the
+            first argument of the function that raised the exception. Every epoch and run appends to the log, so several
+            lines can have the same `key`.
 
     Raises:
         ValueError: `how` has an unsupported value, or `limit` is negative or a fraction over 1.

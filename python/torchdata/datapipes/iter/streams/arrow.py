@@ -209,7 +209,7 @@ class LanceReader(ArrowReader):
 
     Args:
         source_datapipe: yields indices of rows, or lists of indices (as after `batch`) to read together.
-        dataset: a `lance.LanceDataset`, or its path or URI.
+        dataset: the dataset to read: a `lance.LanceDataset`, or the path or URI of a dataset.
         columns: as for `ArrowReader`.
         rows: whether each item is a row, as for `ArrowReader`; True by default.
         frame_size: the number of rows per frame, as for `ArrowReader`; None for one frame per item of the source.

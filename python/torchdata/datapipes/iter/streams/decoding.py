@@ -67,7 +67,7 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
         """Adds handlers before the existing handlers.
 
         Args:
-            *handler: functions of a key and content, which return None for unsupported keys.
+            *handler: the handlers to add: functions of a key and content, which return None for unsupported keys.
 
         Raises:
             TypeError: a handler is not a function.

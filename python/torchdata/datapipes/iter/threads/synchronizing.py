@@ -97,8 +97,8 @@ class _StepData(_PrefetchData):
             return items, self.failure or error
 
     def read(self, source: Iterator[Any]) -> bool:
-        """Reads the next item, unless the queue is closed. Returns True if the ranks voted on this item before the
-        loaded state was saved, so that the item is yielded without a new vote."""
+        """Reads the next item, unless the queue is closed. Returns True if the ranks had voted on the item before the
+        loaded state was saved; such an item is yielded without a new vote."""
         item: Any = _END
         failure: BaseException | None = None
         self.slot = self.queue.reserve()
@@ -157,8 +157,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be computing an item
             data.released.set()
         failure = data.failure
-        # After a shutdown, this rank votes that its run ends, because the source may have ended only because the
-        # workers were stopped.
+        # After a shutdown, this rank votes that its run ends, not that its items have ended: the source may have ended
+        # only because the workers were stopped.
         ends = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if ends:
