@@ -20,7 +20,7 @@ def tables_of(
     this part.
 
     Args:
-        row: the number of the row in the first part at which reading begins.
+        row: the number of rows to skip at the start of the first part.
         size: the number of rows per table (the last table may have fewer); None makes a table of each part.
         copy: whether to copy the rows of each table. A table that is not copied is a view of the part that it was
             sliced from, so it keeps all rows of the part in memory, and its pickle contains all these rows.

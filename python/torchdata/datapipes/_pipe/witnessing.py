@@ -45,7 +45,7 @@ class Note(NamedTuple):
     Args:
         number: the number of this `sharding_filter` in the graph.
         source: the name of the pipe that the `sharding_filter` reads, for an error message.
-        start: the position in the source at which the `sharding_filter` began to read.
+        start: the position in the source where the `sharding_filter` began to read.
         samples: pairs of the position and the checksum of an item.
         length: the number of items of the source, once the `sharding_filter` has read all of them; None before.
         splits_itself: whether the source is expected to divide its items among the workers, so that only one worker

@@ -62,7 +62,7 @@ class Halt:
     """Pauses a thread that reads ahead in a replay.
 
     Args:
-        number: the number of the pipe's iteration in which the thread pauses.
+        number: the number of the iteration of the pipe during which the thread pauses.
         ahead: how far the thread must read before it pauses.
     """
 

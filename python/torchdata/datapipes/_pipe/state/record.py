@@ -84,8 +84,8 @@ class PassRecord:
     fingerprint: Fingerprint | None = None
     #: For a user-defined pipe without a declared state: its counters before the first iteration.
     attributes: dict[str, Any] | None = None
-    #: Names of pipes that were added to the graph since its first iteration. A graph to which pipes were added after
-    #: its first iteration cannot save its state.
+    #: Names of pipes that were added to the graph since its first iteration. If pipes were added after its first
+    #: iteration, a graph cannot save its state.
     grown: list[str] = field(default_factory=list)
     is_resumed: bool = False
     claim: Any = None

@@ -50,12 +50,12 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     The argument `method` determines into which row a sequence is placed:
 
-    - `"first_fit"` places a sequence in the first incomplete row that has room for the sequence, or in a new row. If
+    - `"first_fit"` puts a sequence into the first incomplete row that has room for the sequence, or into a new row. If
       there are more than `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes
       the order of the sequences, but rows need little padding.
-    - `"in_order"` places a sequence in the current row, or in a new row if the sequence does not fit into the current
+    - `"in_order"` puts a sequence into the current row, or into a new row if the sequence does not fit into the current
       row.
-    - `"cut"` places a sequence in the current row. A sequence that does not fit into the current row is cut at the end
+    - `"cut"` puts a sequence into the current row. A sequence that does not fit into the current row is cut at the end
       of the row, and its remaining tokens begin a new row. With `"cut"`, all rows except the last are full.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.

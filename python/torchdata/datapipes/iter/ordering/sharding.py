@@ -281,7 +281,7 @@ class ShardingRoundRobinDispatcher(SameLength, IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the last pipe that runs in the dispatching process.
-        sharding_group_filter: the level at which the items are divided: `SHARDING_PRIORITIES.MULTIPROCESSING`, or None,
+        sharding_group_filter: the level where the items are divided: `SHARDING_PRIORITIES.MULTIPROCESSING`, or None,
             which has the same meaning.
 
     Raises:
