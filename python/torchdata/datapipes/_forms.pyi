@@ -69,7 +69,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def concat(self, *datapipes: Any) -> IterDataPipe[Any]:
-        """Yields the items of its inputs, one input after another. `a + b` creates the same pipe."""
+        """Yields the items of its inputs, one input after another. `a + b` is the same as `a.concat(b)`."""
 
     def cycle(self, count: int | None = None) -> IterDataPipe[T_co]:
         """Reads its source several times."""

@@ -195,7 +195,7 @@ class _CommonPipe:
         return hook(state) if hook is not None else state
 
     #: The names of the attributes that the class declares by `state`. A pipe with `iteration_state` can be restored
-    #: from these attributes; `()` means that nothing needs to be restored.
+    #: from the named attributes; `()` means that nothing needs to be restored.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()

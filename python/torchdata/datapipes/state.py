@@ -173,8 +173,8 @@ def entries_of(graph: Graph) -> list[PipeEntry]:
 def fingerprint(datapipe: Any) -> Fingerprint:
     """Describes the class, sources and arguments of each pipe of a graph, sources first.
 
-    `save_state` stores this fingerprint in the state under `"graph"`. `load_state` compares the fingerprint in the
-    state with the fingerprint of the graph, and rejects a state of another graph.
+    `save_state` stores the fingerprint in the state under `"graph"`. `load_state` compares the fingerprint in the state
+    with the fingerprint of the graph, and rejects a state of another graph.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
@@ -207,7 +207,7 @@ class _Saving:
 
         Args:
             alone: whether to include the main pipe of a split such as `fork`, because a child that has not begun may
-                read it.
+                read the main pipe later.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources

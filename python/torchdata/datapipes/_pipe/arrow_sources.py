@@ -174,7 +174,7 @@ class LanceRows(ArrowSource):
     open dataset of Lance does not work in a forked child.
 
     Args:
-        filter: a SQL expression, a pyarrow expression, or None.
+        filter: the rows to read, as a SQL expression or a pyarrow expression; None for all rows.
         part_rows: the number of rows per part; the last part may have fewer.
     """
 

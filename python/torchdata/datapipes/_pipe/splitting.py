@@ -29,7 +29,7 @@ _whole: WeakSet[Any] = WeakSet()
 
 class _Depth(threading.local):
     """While the depth is positive, `get_worker_info()` reports a single worker in this thread. The depth is the number
-    of running iterators that need this."""
+    of running iterators that must yield all items."""
 
     value = 0
 

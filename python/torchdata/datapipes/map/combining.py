@@ -52,7 +52,7 @@ class Zipper(MapDataPipe[T_co]):
     """Combines pipes: the item at an index is a tuple of the items that the pipes have at this index.
 
     Args:
-        *datapipes: the pipes or datasets. The shortest pipe determines the length.
+        *datapipes: the pipes or datasets to combine. The shortest pipe determines the length.
 
     Raises:
         ValueError: no pipe is given.

@@ -30,7 +30,7 @@ class Beginning:
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
-    #: The number of items that were yielded before the loaded state was saved, without the dropped items.
+    #: The field `yielded` of the loaded `PipeEntry`, which does not count the dropped items.
     yielded: int = 0
     #: Whether this iteration began with a replay of the whole graph.
     whole: bool = False

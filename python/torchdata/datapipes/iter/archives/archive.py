@@ -115,8 +115,8 @@ def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
     """Returns an error that names the archive. If `error` does not report damaged data, returns `error` itself with a
     note.
 
-    The caller raises the result. Raising the error here would form a reference cycle, which keeps files open until
-    garbage collection.
+    The caller raises the result. Raising the error in this function would form a reference cycle, which keeps files
+    open until garbage collection.
     """
     if isinstance(error, Refused):
         refusal = kind(f"will not read {what}: {error}")

@@ -356,8 +356,8 @@ class XzFileLoader(_OfOneKind):
 
     Raises:
         ValueError: `max_ratio` is less than 1.
-        lzma.LZMAError, EOFError, OSError: while reading, the stream is damaged or truncated. OSError if it exceeds
-            `max_ratio`.
+        lzma.LZMAError, EOFError, OSError: while reading, the stream is damaged or truncated, or exceeds `max_ratio`
+            (OSError).
 
     Example:
         >>> import io, lzma

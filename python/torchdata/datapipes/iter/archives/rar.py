@@ -89,7 +89,7 @@ class _RarArchive(IndexedArchive):
 def _patch_bsdtar(rarfile: Any) -> None:
     """Makes `rarfile` call `bsdtar` without `--` after `-f`, because `bsdtar` would read `--` as the archive's path.
 
-    `rarfile` 4.5 and its earlier releases pass `--`. Leaving out `--` is safe, because the path of `rarfile`'s
+    `rarfile` passes `--` in version 4.5 and earlier. Leaving out `--` is safe, because the path of `rarfile`'s
     temporary file does not begin with `-`.
     """
     program = rarfile.tool_setup()

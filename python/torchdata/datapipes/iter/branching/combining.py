@@ -23,7 +23,7 @@ _ZIPPED = "All inputs are required to be `IterDataPipe` for `ZipIterDataPipe`."
 
 @functional_datapipe("concat")
 class Concater(IterDataPipe[Any]):
-    """Yields the items of its inputs, one input after another. `a + b` creates the same pipe.
+    """Yields the items of its inputs, one input after another. `a + b` is the same as `a.concat(b)`.
 
     Args:
         datapipes: the pipes or datasets to read.

@@ -90,7 +90,7 @@ class Collator(Mapper[T_co]):
     """Converts each batch to arrays, or to tensors if PyTorch is imported, with the items along the first dimension.
 
     Args:
-        datapipe: a pipe of batches.
+        datapipe: the pipe to read, of batches.
         conversion: how to collate: a function of the batch; a dict from column name to function, for batches of dicts
             (each function receives the list of its column's values) or batches of one data frame (each function
             receives its column, and the result is a named tuple); or a list with a function for each column, for

@@ -44,8 +44,9 @@ class OnError(IterDataPipe[T_co]):
         datapipe: the pipe to read.
         how: what happens to an item that raises an exception; "skip" (the default) is the only supported value.
         limit: maximum number of items that are skipped in an epoch, in each process. If `limit` is a float, it is the
-            maximum fraction of the items of each pipe. A limit that is a fraction is checked from the pipe's 100th item
-            on, and at the end of the epoch. If `limit` is None (the default), any number of items may be skipped.
+            maximum fraction of each pipe's items that may be skipped. A limit that is a fraction is checked from the
+            pipe's 100th item on, and at the end of the epoch. If `limit` is None (the default), any number of items may
+            be skipped.
         log: the path of a log file; each process appends a line of JSON for every item that it skips. If `log` is None
             (the default), nothing is logged. The fields are the `epoch` of the loader, from 0 (null without a
             `DataLoader2`), the number of the `worker` ("dispatch" for the dispatching process, null for the main

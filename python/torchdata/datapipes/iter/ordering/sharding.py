@@ -97,7 +97,7 @@ class ShardingFilter(IterDataPipe[T_co]):
     _generators: Any = state()
 
     #: The iterator over this shard's items, if one process reads the source for several shards (see `common_parts`).
-    #: The loader sets this attribute in each epoch.
+    #: The loader sets `_share` in each epoch.
     _share: Any = state(items=True, lasts=True, saved=False)
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:

@@ -103,7 +103,7 @@ _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified
 
 @dataclass(eq=False, repr=False)
 class _FSSpecRecipe:
-    """How to open a file. `version` contains metadata that the file had when it was first opened."""
+    """Describes how to open a file. `version` contains metadata that the file had when it was first opened."""
 
     pipe: str
     url: str

@@ -143,7 +143,7 @@ class S3FileLister(DeclaredLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that is sorted shortly before `text`, which must not be empty. A listing that begins after the
+    """Returns a text that precedes `text` in sorted order. `text` must not be empty. A listing that begins after the
     returned text includes `text`."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":

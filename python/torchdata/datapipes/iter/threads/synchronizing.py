@@ -75,9 +75,9 @@ class _StepData(_PrefetchData):
         #: state contains the item once.
         self.lock = threading.Lock()
         self.slot: int | None = None
-        #: The item that this rank has read, until the ranks have voted on the item. When a vote shows that every rank
-        #: has an item, the item in `voted_on` is moved to the queue. If another rank ends or fails, the item stays in
-        #: `voted_on`, because saved states must contain it.
+        #: The item that this rank has read, and that the ranks vote on. When a vote shows that every rank has an item,
+        #: the item in `voted_on` is moved to the queue. If another rank ends or fails, the item stays in `voted_on`,
+        #: because saved states must contain it.
         self.voted_on: Any = _END
         self.failure: BaseException | None = None
         #: The error that has prevented a vote, such as the exit of a rank; None if the consumer has already received

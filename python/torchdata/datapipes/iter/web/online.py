@@ -118,9 +118,9 @@ class GDriveReader(_UrlReader):
 
     Args:
         source_datapipe: yields links.
-        timeout: as for `HttpReader`.
+        timeout: the time limits in seconds, as for `HttpReader`.
         skip_on_error: whether links that cannot be opened are skipped with a warning; False by default.
-        max_retries: as for `HttpReader`; 3 by default.
+        max_retries: number of times that a request is repeated, as for `HttpReader`; 3 by default.
         **kwargs: options of `requests.get`.
 
     Raises:
@@ -144,9 +144,9 @@ class OnlineReader(_UrlReader):
 
     Args:
         source_datapipe: yields URLs.
-        timeout: as for `HttpReader`.
+        timeout: the time limits in seconds, as for `HttpReader`.
         skip_on_error: whether URLs that cannot be opened are skipped with a warning; False by default.
-        max_retries: as for `HttpReader`; 3 by default.
+        max_retries: number of times that a request is repeated, as for `HttpReader`; 3 by default.
         **kwargs: options of `requests.get`.
 
     Raises:
