@@ -200,7 +200,7 @@ class _Saving:
         self.graph, self.end, self.pipes = graph, graph.end, graph.pipes
         self._in_use = self._find_in_use(alone=True)
 
-    # -- which iterations belong together ------------------------------------------------------------------------
+    # -- iterations in use ---------------------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
         """Returns the ids of the pipes that a resumed run must continue to read.
@@ -244,7 +244,7 @@ class _Saving:
             return beginning is None or beginning.torchs.get(id(source)) != source._valid_iterator_id
         return record_of(source).stamp > record_of(reader).stamp
 
-    # -- what must be replayed -----------------------------------------------------------------------------------
+    # -- pipes to replay -----------------------------------------------------------------------------------------
 
     def _to_replay(self) -> list[Any]:
         """Returns the pipes to replay. The direct and indirect sources of a replayed pipe are left out, because they

@@ -123,7 +123,7 @@ def _to_numpy(state: Any) -> Any:
     return "MT19937", frombuffer(key, "<u4"), position, has_gauss, gauss
 
 
-# -- seeding of libraries, now or when they are imported ---------------------------------------------------------------
+# -- seeding -----------------------------------------------------------------------------------------------------------
 
 
 def seed_torch(torch: Any, seed: int) -> None:

@@ -295,7 +295,7 @@ class FullSync(_PrefetchBase[T_co]):
     _hold: _Hold | None = state(saved=False, lasts=True)
     _undelivered: BaseException | None = state(saved=False, lasts=True)
     _has_warned: bool = state(False, saved=False, lasts=True)
-    #: The number that was passed to `recompute`, which the next iteration uses.
+    #: The argument `count` of the last call of `recompute`, which applies to the next iteration.
     _again: int = state(0, saved=False, lasts=True)
 
     def __init__(
@@ -431,8 +431,8 @@ class FullSync(_PrefetchBase[T_co]):
         `leave` does not wait for any other rank, and does nothing if the iteration is already over.
 
         Args:
-            for_good: whether this rank takes part in no further epoch. If `for_good` is True, all other ranks raise an
-                error. If `for_good` is False, only the current epoch ends, on all ranks.
+            for_good: whether this rank has ended its run, so that it begins no further epoch. If `for_good` is True,
+                all other ranks raise an error. If `for_good` is False, only the current epoch ends, on all ranks.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)
