@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
 #: The error message for a thread that still reads an epoch after another epoch has begun.
 LEFT = "this epoch was ended: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
-#: The minimum number of items per worker for a warning about idle workers. Idle workers in a shorter epoch are not
-#: reported, because the dataset is small, or the epoch is a trial run.
+#: The minimum number of items per worker for a warning about idle workers. If an epoch has fewer items, idle workers
+#: are not reported, because the dataset is small, or the epoch is a trial run.
 _LEAST = 10
 
 

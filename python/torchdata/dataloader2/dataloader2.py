@@ -60,8 +60,8 @@ def _part(path: str, meaning: str = "") -> Any:
     return property(attrgetter(path), lambda loader, value: setattr(owner_of(loader), name, value), doc=meaning or None)
 
 
-#: The attributes that a copy of a loader does not get. All other attributes are copied, because they may belong to a
-#: subclass.
+#: The attributes that a copy of a loader does not get. Attributes that are not in `_OWN` are copied, because they may
+#: belong to a subclass.
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 
@@ -82,8 +82,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     Args:
         datapipe: the last pipe of the graph, or a dataset: an object with a length and `__getitem__`, or an iterable
             that can be read several times. Without a `sharding_filter`, which `from_dataset` adds, every worker yields
-            all items of a dataset. A loader with `datapipe=None` needs a call of `load_state_dict`. If `datapipe` is an
-            object of another kind, using the loader raises an error.
+            all items of a dataset. A loader with `datapipe=None` needs a call of `load_state_dict`. If `datapipe` is
+            neither a pipe nor a dataset, using the loader raises an error.
         datapipe_adapter_fn: an adapter, or several adapters, which the loader applies in the given order to its copy of
             the graph; None by default.
         reading_service: the service that runs the graph; with None, the graph runs in this process, and the pipes draw
@@ -99,7 +99,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         wait_warning: fraction of an epoch's time that the program may wait for the loader, 0.3 by default. If the
             program waits for more than the fraction `wait_warning` of an epoch of at least 10 seconds, a
             `RuntimeWarning` with the result of `diagnose()` is issued once. `wait_warning=None`, or
-            `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
+            `TORCHDATA_WAIT_WARNING=0` in the environment, disables this warning about waiting.
         of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names the
             equivalent in this package.
 
@@ -242,9 +242,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         iterable that already divides its items among the workers. For datasets that the loader divides, items and
         batches are the same for any number of workers.
 
-        Call `set_epoch` of an iterable or a sampler before each epoch. The workers receive the epoch's number if the
-        iterable or sampler also has an attribute `epoch`. Before you resume inside an epoch, call `set_epoch` with the
-        number of the saved epoch.
+        Call `set_epoch` of an iterable or a sampler before each epoch. The workers receive the epoch's number only if
+        the iterable or sampler has, besides `set_epoch`, an attribute `epoch`. Before you resume inside an epoch, call
+        `set_epoch` with the number of the saved epoch.
 
         Args:
             dataset: an object with a length and `__getitem__`, such as PyTorch's `Dataset`; an iterable that can be
@@ -266,8 +266,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`; None by default.
             splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items.
                 If `splits_itself` is None, the loader assumes that iterables of some libraries, and iterables that use
-                `get_worker_info` and `num_workers`, divide their items. If this assumption is wrong, workers read the
-                same items, and an error is raised.
+                `get_worker_info` and `num_workers`, divide their items. If such an iterable does not divide its items,
+                workers read the same items, and an error is raised.
             stats, stall_warning, wait_warning: the arguments of `DataLoader2` with these names, with the same defaults.
             of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names the
                 equivalent in this package.
@@ -411,11 +411,11 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Resumes from a state; no item of this loader may have been requested before.
 
         If the loader has a pipe, its graph must have the same pipes, functions and parameters as the graph of the saved
-        loader. The data must have the same kind and length as the data of the saved loader. A loader without a pipe
-        uses the pipe in the state, and applies its own adapters. An iterator of this loader that already exists also
-        resumes from the state. Batch sizes, and the adapters `ShardingPolicy` and `Shuffle`, may differ from the saved
-        run only if the state was saved between two epochs. A state of torchdata 0.9 contains no position inside an
-        epoch, so the epoch starts again with the seed of the state, and a UserWarning is issued.
+        loader. The data that the pipes read must have the same kind and length as in the saved loader. A loader without
+        a pipe uses the pipe in the state, and applies its own adapters. An iterator of this loader that already exists
+        also resumes from the state. Batch sizes, and the adapters `ShardingPolicy` and `Shuffle`, may differ from the
+        saved run only if the state was saved between two epochs. A state of torchdata 0.9 contains no position inside
+        an epoch, so the epoch starts again with the seed of the state, and a UserWarning is issued.
 
         The number of workers may differ from the number in the saved run. If the states of all ranks are given, the
         number of ranks may also differ from the number in the saved run. The remaining items, their order and the

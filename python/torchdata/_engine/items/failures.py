@@ -65,7 +65,7 @@ def reraise(description: tuple[Any, ...]) -> NoReturn:
     error = rebuilt(forms)
     if error is None:
         error = RuntimeError(text.rstrip().rsplit("\n", 1)[-1])
-    # Python does not report these exceptions as errors: SystemExit ends the program, and StopIteration ends a loop.
+    # Python does not report exceptions such as SystemExit (ends the program) and StopIteration (ends a loop) as errors.
     if not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration)):
         raise _as_error(error, text, where) from error
     remember(error, where)

@@ -3,8 +3,8 @@
 With "spawn" and "forkserver", multiprocessing passes file descriptors, and all children load one pickle of the graph
 from shared memory.
 
-A spawned child imports the program's main module before any code of this package runs. Unpickling the process name (a
-`ChildName`), which multiprocessing sends first, runs the code that must precede this import.
+A spawned child imports the program's main module before any code of this package runs. Multiprocessing first sends the
+process name (a `ChildName`), and unpickling this name runs the code that must precede the import of the main module.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, byte
 
 PREFIX = "torchdata "
 
-#: The number of new objects after which garbage collection runs while a child starts; importing torch creates a third
-#: of `EARLY_THRESHOLD`.
+#: The number of new objects after which garbage collection runs while a child starts; importing torch creates about a
+#: third of this number.
 EARLY_THRESHOLD = 1_000_000
 #: This code makes the kernel resume a suspended child when the main process ends, so that the child can exit. The
 #: extension has a function for resuming suspended children, but the child cannot import the extension yet.

@@ -36,7 +36,7 @@ class SharedPositions:
     """A `SharedPositions` must be created right before the children are forked.
 
     Args:
-        differ: whether one of the children is the dispatching process. If so, the first epoch is not checked, because
+        differ: whether one of the children is the dispatching process. If True, the first epoch is not checked, because
             all children read files at their start, but only the dispatching process may use an open file.
     """
 

@@ -194,7 +194,9 @@ class ChildProcess(ABC):
         return True
 
     def has_page(self, page: dict[str, Any]) -> bool:
-        """Returns whether the counters belong to this process, and not to the process that it replaces."""
+        """Returns whether `page` contains the counters of this process, and not of an exited process that this process
+        replaces.
+        """
         return bool(page["pid"] == self.pid)
 
     @property

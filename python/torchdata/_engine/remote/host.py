@@ -217,8 +217,8 @@ class _WorkerLane:
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # The exit is checked before messages are taken, because further messages may follow the taken messages
-            # unless the worker had already exited.
+            # The exit is checked before messages are taken, because a worker that exits in between may have sent
+            # further messages.
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1

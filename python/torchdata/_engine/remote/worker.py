@@ -29,7 +29,7 @@ AHEAD = 2
 #: The maximum size in bytes of one message to a host.
 MOST_PUSHED = 1 << 20
 #: This bit of a link's first shared integer asks the worker to stop.
-#: The lower bits of the integer contain the number of the current epoch.
+#: The lower bits of this shared integer contain the number of the current epoch.
 _END = 1 << 32
 #: `POLL_INTERVAL`: seconds between two checks during a wait. `JOINED`: how long `close` waits for the thread.
 POLL_INTERVAL, JOINED = 1.0, 5.0
@@ -266,7 +266,8 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            # The host may execute calls of `pull` in another order, so results are reordered by their numbers.
+            # The host may execute calls of `pull` in a different order from that of the requests, so results are
+            # reordered by their numbers.
             for pull in [pull for pull in pulls if pull.done()]:
                 pulls.remove(pull)
                 brought = pull.result()

@@ -1,7 +1,7 @@
 """Runs in every child process, opens the child's links, and receives commands.
 
-A child first ignores signals, closes inherited resources, and ensures that it exits with the main process. Afterwards,
-the child loads the program.
+At its start, a child ignores signals, closes inherited resources, and ensures that it exits with the main process.
+Then, the child loads its program.
 
 After the start of a child, garbage collection ignores all existing objects. Importing torch creates 250,000 permanent
 objects, and searching them takes a tenth of the import time. In a forked child, garbage collection would write to every
@@ -49,7 +49,7 @@ MAIN = 0
 #: block's header.
 _LARGEST_LEARNT = (32 << 20) - (64 << 10)
 #: The number of seconds without a command after which a child returns freed memory to the system. If the child returned
-#: the memory sooner, it would spend a noticeable part of the next epoch on page faults.
+#: freed memory after a shorter time, it would spend a noticeable part of the next epoch on page faults.
 LONG_IDLE = 5
 
 
@@ -261,12 +261,11 @@ def _keep_memory_of_tensors() -> None:
     """Makes torch request huge pages for large tensors, unless the user has disabled huge pages.
 
     Without huge pages, older releases of glibc leave a gap next to each tensor, because torch aligns tensors to 64
-    bytes. Because of such gaps, the memory of a freed tensor is slightly too small for the next tensor of the same
-    size, so the process grows with each tensor. For example, a worker that keeps a small tensor and frees a tensor of
-    20 MB for each item grows by 1.2 GB in 60 items, but by only 20 MB with huge pages. With huge pages, filling a
-    tensor of 20 MB causes 0 page faults instead of 4,864 (glibc 2.36). Torch reads `THP_MEM_ALLOC_ENABLE` when it
-    creates its first tensor. If the main process has already created a tensor, forked children ignore this environment
-    variable.
+    bytes. Because of this gap, the memory of a freed tensor is slightly too small for the next tensor of the same size,
+    so the process grows with each tensor. For example, a worker that keeps a small tensor and frees a tensor of 20 MB
+    for each item grows by 1.2 GB in 60 items, but by only 20 MB with huge pages. With huge pages, filling a tensor of
+    20 MB causes 0 page faults instead of 4,864 (glibc 2.36). Torch reads `THP_MEM_ALLOC_ENABLE` when it creates its
+    first tensor. If the main process has already created a tensor, forked children ignore this environment variable.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

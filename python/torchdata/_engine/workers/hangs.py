@@ -203,7 +203,7 @@ class Hangs:
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
         """Returns the child of `chain` that causes the wait: a suspended child if there is one, or else the last child.
-        If the children wait for each other in a circle, returns the first child.
+        If the children wait for each other in a circle, returns the first child of `chain`.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:

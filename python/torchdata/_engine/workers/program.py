@@ -41,8 +41,9 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: A phrase for the error message about the exit of a worker, which describes what the workers do.
     stage: ClassVar[str] = "reading items"
-    #: Three phrases for the error message about a worker that repeatedly exits at the same item, such as "item 7 in the
-    #: epoch". The phrase `to_correct` names the part of the program that the user should correct.
+    #: Three phrases (`item`, `counted`, `to_correct`) for the error message about a worker that repeatedly exits at the
+    #: same item, such as "item 7 in the epoch". The phrase `to_correct` names the part of the program that the user
+    #: should correct.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     to_correct: ClassVar[str] = "pipe"

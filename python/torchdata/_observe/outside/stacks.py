@@ -1,14 +1,14 @@
 """Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
-Each process of a loader has a handler for a real-time signal. To request the stack of the process's main thread, an
-observer sends this signal. The signal handler writes the stack to anonymous memory of the process, which the observer
-reads through `/proc`. The loader's counters (`StatsBoard`) contain the number of the signal and the file descriptor of
-the memory.
+Each process of a loader has a handler for a real-time signal. An observer sends the signal to request the stack of the
+process's main thread. The signal handler writes the stack to anonymous memory of the process, which the observer reads
+through `/proc`. The loader's counters (`StatsBoard`) contain the number of the signal and the file descriptor of the
+memory.
 
 `faulthandler` writes the stack in C and without the GIL, which works even if the process hangs in native code.
 `faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
 The stacks of all other threads are written by a Python function in the worker, which is the handler of a second
-real-time signal. This handler runs only when the main thread runs Python code.
+real-time signal. The Python handler runs only when the main thread runs Python code.
 
 A real-time signal ends a process that lacks a handler for it. A process installs the handler before it publishes the
 number of the signal, and an observer checks that the handler exists. After its last loader, the process ignores the
@@ -43,8 +43,8 @@ _HEAD = "Stack (most recent call first):"
 #: `_END` marks the end of the stacks of the threads other than the main thread. `OTHERS` is the maximum time in seconds
 #: to wait for `_END`.
 _END, OTHERS = "\0", 0.5
-#: One integer in the counters contains two signal numbers. The lower 8 bits are the signal that requests the main
-#: thread's stack, and the higher bits are the signal that requests the stacks of all other threads.
+#: One integer in the counters contains two signal numbers. The lower 8 bits of this integer are the signal that
+#: requests the main thread's stack, and its higher bits are the signal that requests the stacks of all other threads.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
 #: Frames in this folder are removed from the stack of a worker.

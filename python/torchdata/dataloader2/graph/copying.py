@@ -9,8 +9,8 @@ lack their contents, their shared memory or their open files.
 - A container of the standard library, such as a list or a dict, is copied, because pipes store the items of an
   iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in total.
 - A random generator is copied.
-- All other objects, such as a dataset, a function, an array or an open file, are shared with the copy. Attributes that
-  a pipe's class lists in `data_attributes` are also shared, if they do not refer to a pipe.
+- Datasets, functions, arrays, open files and all remaining objects are shared with the copy. Attributes that a pipe's
+  class lists in `data_attributes` are also shared, if they do not refer to a pipe.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def duplicate(obj: T) -> T:
 
 
 def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
-    """Copies a pipe. For ordinary classes, this takes a third of the time of `copy.deepcopy`."""
+    """Copies a pipe. For ordinary classes, this function takes a third of the time of `copy.deepcopy`."""
     cls: Any = type(pipe)
     if id(pipe) in memo or hasattr(cls, "__deepcopy__") or hasattr(cls, "__setstate__"):
         return copy.deepcopy(pipe, memo)

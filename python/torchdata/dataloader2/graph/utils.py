@@ -123,8 +123,9 @@ def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
 
     Args:
         graph: a result of `traverse_dps`.
-        dp_type: the type; instances of subclasses are not found. If `dp_type` has the same name in torch and in this
-            package, such as `torch.utils.data.datapipes.iter.Shuffler`, pipes of both classes are found.
+        dp_type: the class of the pipes to find; instances of its subclasses are not found. If `dp_type` has the same
+            name in torch and in this package, such as `torch.utils.data.datapipes.iter.Shuffler`, pipes of both classes
+            are found.
 
     Returns:
         The pipes; an empty list if there are none.

@@ -55,8 +55,8 @@ class LocalShards:
         #: The positions after the latest items. An item is recorded by one call of `append`, which Ctrl-C cannot
         #: interrupt.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
-        #: The snapshots of all shards. The first entry is from the beginning of the run. At most two further entries
-        #: contain the latest snapshots.
+        #: The snapshots of all shards. Snapshots of all shards: the first entry contains the snapshots from the
+        #: beginning of this epoch's run. At most two further entries contain the latest snapshots.
         self._snapshots: list[Sequence[Kept | None]] = []
         #: `_is_busy`: whether an item is being computed, or its computation was interrupted. `_is_stopped`: whether
         #: `stop` was called. Both flags prevent snapshots.
