@@ -92,8 +92,8 @@ def center_crop(width: int, height: int, share: float = 0.875, ratio: float = 1.
     With `size=224` and the share 0.875, the result corresponds to torchvision's `Resize(256)` and `CenterCrop(224)`.
 
     Args:
-        width: the width of the uncropped image in pixels, at least 1. For a smaller width or height, no error is
-            raised, and the result is not a valid box.
+        width: the width of the uncropped image in pixels, at least 1. If `width` or `height` is less than 1, no error
+            is raised, and the result is not a valid box.
         height: the height of the uncropped image in pixels, as for `width`.
         share: the size of the crop along each axis, as a fraction of the largest box with the given ratio; 0.875 by
             default.

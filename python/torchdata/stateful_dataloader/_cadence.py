@@ -27,8 +27,8 @@ class SnapshotCadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: The durations of the last three snapshots. Only the shortest duration is used, because the system may have
-        #: suspended the process during a longer snapshot.
+        #: The durations of the last three snapshots. Only the shortest of these durations is used, because the system
+        #: may have suspended the process during the longer snapshots.
         self._costs: deque[float] = deque(maxlen=3)
         self.due = 0.0
 

@@ -134,8 +134,8 @@ def with_words(state: Any, words: Words) -> Any:
 def encoded(state: Any) -> Any:
     if (words := words_of(state)) is None:
         return {"bits": _plain(state)}
-    # Generators compute normally distributed numbers in pairs. `kept` contains the second number of such a pair, if it
-    # was computed but not returned yet.
+    # Generators compute normally distributed numbers in pairs. If the second number of a pair was computed but not
+    # returned yet, `kept` contains this number.
     seed, kept = None, list[Any]()
     if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)
@@ -292,7 +292,7 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
     Args:
         seeded: a new generator with the seed of `origin`, if the seed is known. Returns None if `target` is nearer to
-            `seeded` than to `origin`, because the program has then reseeded the generator.
+            `seeded` than to `origin`, because in this case, the program has reseeded the generator.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0

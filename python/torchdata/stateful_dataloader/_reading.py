@@ -149,8 +149,9 @@ class EpochReader:
         self._held = _NONE
         random = position.random or {}
         set_all(random)
-        # Loading a dataset's state may set the global generators. A reader that begins a new epoch must not use these
-        # loaded states, so the previous states of the generators are restored after loading.
+        # Loading a dataset's state may set the global generators. A reader that begins a new epoch must not use
+        # generator states that were set by loading, so the previous states of the generators are restored after
+        # loading.
         with put_back_afterwards(GLOBAL if position.ended or (position.unstarted and not position.begins) else ()):
             self._fetcher = None
             if not position.ended or position.has_state:
@@ -220,7 +221,7 @@ class EpochReader:
                 self._fetcher.position = None
 
     def _read_again(self, position: ReadingPosition) -> None:
-        """Reads and drops the batches after the snapshot."""
+        """Reads and drops the batches that were read after the snapshot in the saved run."""
         since, before = position.since, [*map(mark_of, GLOBAL)]
         indices = since if isinstance(since, list) else range(since)
         for number, index in enumerate(indices):

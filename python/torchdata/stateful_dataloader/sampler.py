@@ -222,7 +222,9 @@ class BatchIndices(Iterator[list[int]]):
         return batch
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler, which may end up to `most_missing` indices earlier."""
+        """Skips `count` indices of the sampler; the last `most_missing` of these indices may be missing because the
+        sampler has ended.
+        """
         if self.inner is None:
             self.inner = iter(self._batches.sampler)
         pass_over(self.inner, count - most_missing)

@@ -1,7 +1,7 @@
 """PyTorch's `DataLoader` on this package's engine, with a state that can be saved at any batch.
 
-PyTorch's class provides the constructor and the attributes, and checks their values. This package provides the
-iterators (`_in_process`, `_with_workers`).
+`StatefulDataLoader` derives from PyTorch's class, which checks the constructor's arguments and stores them as
+attributes. The iterators are classes of this package (`_in_process`, `_with_workers`).
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             snapshot. Snapshots that take long are taken less often.
         on_worker_exit: what happens if a worker process exits. "error" (the default) raises `WorkerExitedError`.
             "restart" replaces the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and
-            the order does not change. The new worker rereads the batches after the last snapshot of the exited worker.
-            The third consecutive exit at the same batch always raises `WorkerExitedError`.
+            the order does not change. The replacement worker rereads the batches after the last snapshot of the exited
+            worker. The third consecutive exit at the same batch always raises `WorkerExitedError`.
         on_timeout: what happens if no batch arrives within `timeout` seconds. "error" (the default) raises
             `WorkerTimeoutError`, which is also PyTorch's `RuntimeError`. "restart" kills and replaces the worker as
             with `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. "restart"
@@ -125,7 +125,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             is not set. See `stats()`.
         wait_warning: the fraction of an epoch that the program may spend waiting for batches; 0.3 by default. If the
             program waits for more than the fraction `wait_warning` of an epoch of at least 10 seconds, a
-            `RuntimeWarning` is issued once. The warning names the slow function with its file and line.
+            `RuntimeWarning` is issued once. This warning about waiting names the slow function with its file and line.
             `wait_warning=None` or the environment variable `TORCHDATA_WAIT_WARNING=0` disables the `RuntimeWarning`.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
@@ -298,8 +298,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state after the last batch that the program received; after `load_state_dict`, the loaded state.
 
-        `torch.save` and `torch.load(weights_only=True)` support this state if they support the states of your dataset
-        and samplers. Calling `state_dict` changes nothing.
+        `torch.save` and `torch.load(weights_only=True)` support the state of the loader if they support the states of
+        your dataset and samplers. Calling `state_dict` changes nothing.
         """
         if self._loaded is not None:
             return copied(self._loaded)  # type: ignore[no-any-return]
@@ -341,7 +341,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         """
         if state_dict != {}:
             state = parse(state_dict)
-            # If the state was saved between two epochs, an epoch number that the program has already set is kept.
+            # If the state was saved between two epochs, and the program has set an epoch number, this number is not
+            # changed.
             if not (state.is_over and epoch_of(self._index_sampler)):
                 set_epoch(self._index_sampler, state.order.epoch)
         self._drawing.loaded()

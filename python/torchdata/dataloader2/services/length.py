@@ -1,6 +1,7 @@
 """Computes the number of items of an epoch, before or while workers and ranks run.
 
-For each worker and rank, a copy of the pipes without their data is sharded. The copies' lengths are then added up.
+For each worker and rank, a copy of the pipes without their data is sharded. For each rank, the lengths of its workers'
+copies are then added up.
 """
 
 from __future__ import annotations

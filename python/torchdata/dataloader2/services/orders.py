@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from torchdata.datapipes._pipe.witnessing import Note
 
 #: Two orders differ if at least `_PROOF` items have different positions, and at least `_PROOF` positions have different
-#: items. A source that draws random items from a small set may fulfill this condition by chance, but in at most one of
-#: a million epochs.
+#: items. If a source draws random items from a small set, its orders may reach both numbers by chance, but in at most
+#: one of a million epochs.
 _PROOF = 20
 
 

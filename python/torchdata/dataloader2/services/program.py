@@ -347,8 +347,8 @@ class GraphProgram(EpochProgram):
         """Computes the first item of the last epoch, if the program abandoned that epoch before this shard computed an
         item.
 
-        A user's pipe may count its epochs when it computes its first item. If some shards skipped this item, their
-        pipes would count fewer epochs than the pipes of other shards.
+        A user's pipe may count its epochs when it computes its first item. If some shards skipped the first item of an
+        epoch, their pipes would count fewer epochs than the pipes of other shards.
         """
         if self._running is not None and self._is_unread() and any(map(may_draw, Graph(self.datapipe))):
             with FailuresSuppressed():  # the error belongs to the epoch that was left

@@ -33,8 +33,8 @@ class Identity:
 
     @property
     def outline(self) -> Outline:
-        """The description of the pipeline in a state. It contains no hash of the pickled pipe, which would help to
-        guess a password in the pipe.
+        """The description of the pipeline in a state. The description contains no hash of the pickled pipe, because a
+        hash would help to guess a password in the pipe.
         """
         if self._in_words is None:
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))

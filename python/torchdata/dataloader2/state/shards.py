@@ -88,8 +88,8 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
 
     Args:
         pipes: how many of the graph's first pipes run in the worker, if known; later pipes run in the main process.
-        alone: whether to omit the state of pipes that run in the main process. If the omitted pipes have a state, the
-            result contains no snapshot, and the shard recomputes the epoch from its beginning.
+        alone: whether to omit the state of pipes that run in the main process. If the pipes that `alone` omits have a
+            state, the result contains no snapshot, and the shard recomputes the epoch from its beginning.
         keeps: whether the worker's pipes may keep state from earlier epochs, which a recomputation does not restore.
 
     Raises:
