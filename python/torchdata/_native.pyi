@@ -224,7 +224,7 @@ class CommandState:
     """Decides how a command affects the running epoch of a child."""
     def __new__(cls, dispatches: bool) -> Self: ...
     def accept(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
-        """Returns what to do for a command, and whether to acknowledge the command before and after doing it."""
+        """Returns what to do for a command, and whether to acknowledge the command before and after its execution."""
     def leave(self) -> None: ...
 
 @final

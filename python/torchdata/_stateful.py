@@ -172,8 +172,8 @@ class StatefulStream:
         #: loaded position is within an epoch. `_turns`: whether the iterable must still move to a loaded position
         #: between two epochs.
         self._unread, self._loaded, self._turns = True, False, False
-        #: The states of the iterable and its iterator before the first item. `_follows_end` is True if `_base` contains
-        #: the states at the end of the previous epoch.
+        #: The states of the iterable and its iterator before the first item of the epoch. `_follows_end` is True if
+        #: `_base` contains the states at the end of the previous epoch.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         self._is_untouched = True

@@ -11,8 +11,8 @@ from torchdata._native import Collector
 
 #: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
 #: later (for n, see `FEWEST`). Because FACTOR * n is at least 100, snapshots take at most 1 % of the time. If a
-#: snapshot takes more than a millisecond, c counts the time beyond the first millisecond five times (see `Cadence`). A
-#: process that must sleep until its reader continues may take a snapshot after half of the pause.
+#: snapshot takes more than a millisecond, its duration c counts the time beyond the first millisecond five times (see
+#: `Cadence`). A process that must sleep until its reader continues may take the next snapshot after half of this time.
 SECONDS, FACTOR = 0.005, 50.0
 #: In the formula for the pause between snapshots, n is the number of processes, but at least FEWEST and at most MOST.
 #: The pause after a snapshot grows with the number of processes, because a main process that takes items in strict

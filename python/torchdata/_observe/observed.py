@@ -63,7 +63,7 @@ class ObservedLoader:
 
     def worker_pids(self) -> list[int]:
         """Returns the process ids of the running workers in order, followed by the id of the dispatching process, if
-        there is one. Workers on other machines are left out.
+        there is one. The result does not contain workers on other machines.
         """
         return [pid for group in self._groups() for pid in group.pids]
 

@@ -48,8 +48,8 @@ def _formatted(error: BaseException) -> str:
         lines.__notes__ = None
         return "".join(lines.format())
     except Exception:
-        # Formatting an exception fails if a property of its class raises an error. If warnings are errors, formatting
-        # may also fail, because Python 3.15 warns about modules without a loader.
+        # Formatting an exception fails if a property of its class raises an error. If the user turns warnings into
+        # errors, formatting an exception may fail, because Python 3.15 warns about modules without a loader.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             head = "Traceback (most recent call last):\n" if error.__traceback__ else ""

@@ -140,9 +140,9 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children can load.
 
-    Arrays and tensors in a child use the shared memory directly. If a child writes to a page, the kernel gives the
-    child its own copy of the page. Objects that share a read-only buffer, such as the slices of an Arrow table, still
-    share the buffer in a child.
+    Arrays and tensors in a child use the shared memory directly. If a child writes to a page of this memory, the kernel
+    gives the child its own copy of the page. Objects that share a read-only buffer, such as the slices of an Arrow
+    table, still share the buffer in a child.
 
     Args:
         buffers: the separate buffers of the pickle, as `bytes` for a `bytes` object, and as memoryviews for any other
@@ -161,7 +161,7 @@ class SharedPickle:
         else:
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
-        # The contents are written to the file, because a write raises an error if memory is lacking, whereas access to
+        # The pickle is written by `write`, because `write` raises an error if memory is lacking, whereas access to
         # mapped memory would cause SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
             spans: list[tuple[int, int, bool]] = []

@@ -12,8 +12,8 @@ lock. If the child does not acquire all locks in time, a timer of the kernel kil
 another child. A child that is killed because of a held lock has not run any user code.
 
 Since Python 3.12, `os.fork` warns if the process has threads. The engine suppresses this warning. If the user turns
-warnings into errors, `os.fork` of Python 3.15 would raise the warning after the fork. After such an exception, the main
-process would not know the child's process id.
+warnings into errors, `os.fork` of Python 3.15 would raise the warning after the fork. If `os.fork` raised an exception
+after the fork, the main process would not know the child's process id.
 """
 
 from __future__ import annotations
@@ -305,8 +305,8 @@ def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], POLL_INTERVAL)
         # Exits are checked before messages are read, because a child may send a message right before its exit. Only
-        # children that were killed because of a held lock are forked again. If a child has exited for another reason,
-        # the loader reports the exit when it waits for the child's items.
+        # children that were killed because of a held lock are forked again. If a child has exited for a reason other
+        # than a held lock, the loader reports the exit when it waits for the child's items.
         exited = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.was_blocked_by_lock]
         for number, step in _read_steps(reader):

@@ -1,14 +1,14 @@
 """Lets a separate process fork children, because a main process with CUDA or threads cannot be forked safely.
 
 With start method "fork", the main process first forks a loader's children, and then the forking process. The forking
-process later forks new processes, which replace exited children. If the main process forked the replacements itself,
-they might hang or fail, because the main process may have threads or use CUDA by then. The forking process has one
-thread, runs no user code, and exits with the loader.
+process later forks new processes, which replace exited children. If the main process itself forked processes at this
+time, they might hang or fail, because the main process may have threads or use CUDA by then. The forking process has
+one thread, runs no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
 the children of all loaders. Multiprocessing's fork server is not used, because it also forks the user's processes,
 and these must not start with blocked signals, unlike the engine's children. If a handled signal such as Ctrl-C arrives
-during the start, the main process ends the forking process, and all requests fail.
+while the forking process starts, the main process ends the forking process, and all requests to it fail.
 
 A forked child is not a child of the main process. The main process monitors a forked child through a pidfd, and
 requests the child's exit code from the forking process. If the forking process exits, its children continue to run, but

@@ -1,8 +1,8 @@
 """A child process as its parent sees it: the process id, a file descriptor for the process, and its exit code.
 
 `Popen` of multiprocessing creates each process, so that it starts and exits like other processes of multiprocessing.
-The process is removed from multiprocessing's list of children. At exit, multiprocessing would send SIGTERM to the
-children in its list and wait for them, but the engine's children ignore SIGTERM.
+Each process of the engine is removed from multiprocessing's list of children. At exit, multiprocessing would send
+SIGTERM to the children in its list and wait for them, but the engine's children ignore SIGTERM.
 """
 
 from __future__ import annotations

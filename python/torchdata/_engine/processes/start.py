@@ -47,7 +47,7 @@ def new_child(
 
     Args:
         modules: names of the modules that the child's function needs. With "forkserver", the forking process imports
-            these modules once for all children.
+            `modules` once for all children.
         forker: the process that forks the child, or None to use the context's start method.
     """
     make = getattr(context, "make_child", None)

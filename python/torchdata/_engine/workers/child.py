@@ -237,11 +237,11 @@ def _keep_freed_memory() -> None:
     """Makes glibc keep freed memory, which it otherwise returns to the system.
 
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. Each page that
-    glibc has returned to the system causes a page fault when the child uses it again. For decoded images, a tenth of
-    the decoding time is spent on page faults. When a process frees a large block, glibc raises its limit for kept
-    memory, but a child with all large arrays in shared memory may never free a large block. To raise glibc's limit for
-    kept memory, the function allocates and frees one large block, without touching its pages. A limit that the user has
-    set by `MALLOC_TRIM_THRESHOLD_` remains in effect.
+    glibc has returned to the system causes a page fault when the child uses it again. A worker that decodes images
+    would spend a tenth of its time on such page faults. When a process frees a large block, glibc raises its limit for
+    kept memory, but a child with all large arrays in shared memory may never free a large block. To raise glibc's limit
+    for kept memory, the function allocates and frees one large block, without touching its pages. A limit that the user
+    has set by `MALLOC_TRIM_THRESHOLD_` remains in effect.
     """
     bytes(_LARGEST_LEARNT)
 
@@ -249,7 +249,8 @@ def _keep_freed_memory() -> None:
 def _return_freed_memory() -> None:
     """Returns to the system the memory that glibc has kept (see `_keep_freed_memory`).
 
-    For example, an idle child that has filled a `shuffle` buffer of 400 MB then uses 17 MB instead of 446 MB.
+    For example, an idle child that had filled a `shuffle` buffer of 400 MB uses 17 MB after this call, and would use
+    446 MB without it.
     """
     with contextlib.suppress(ImportError, OSError, AttributeError):  # other C libraries lack the function
         import ctypes  # importing the module earlier would delay the first item
@@ -261,11 +262,11 @@ def _keep_memory_of_tensors() -> None:
     """Makes torch request huge pages for large tensors, unless the user has disabled huge pages.
 
     Without huge pages, older releases of glibc leave a gap next to each tensor, because torch aligns tensors to 64
-    bytes. Because of this gap, the memory of a freed tensor is slightly too small for the next tensor of the same size,
+    bytes. Because of the gaps, the memory of a freed tensor is slightly too small for the next tensor of the same size,
     so the process grows with each tensor. For example, a worker that keeps a small tensor and frees a tensor of 20 MB
     for each item grows by 1.2 GB in 60 items, but by only 20 MB with huge pages. With huge pages, filling a tensor of
     20 MB causes 0 page faults instead of 4,864 (glibc 2.36). Torch reads `THP_MEM_ALLOC_ENABLE` when it creates its
-    first tensor. If the main process has already created a tensor, forked children ignore this environment variable.
+    first tensor. If the main process has already created a tensor, forked children ignore `THP_MEM_ALLOC_ENABLE`.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

@@ -38,7 +38,7 @@ from torchdata._reporting import location_outside, warn_outside
 
 R = TypeVar("R", bound=Restarts)
 
-#: Buffers with fewer bytes stay in the pickle of a program.
+#: Buffers with fewer than `_LEAST_BUFFER` bytes stay in the pickle of a program.
 _LEAST_BUFFER = 1024
 
 

@@ -278,8 +278,8 @@ class Hangs:
 
 
 def _silence(page: Any, limit: float) -> float:
-    """Returns the age in seconds of the last counters of a process on another machine, or 0 if newer counters are
-    overdue.
+    """Returns the age in seconds of the last counters of a process on another machine; 0 for a local process, and 0 if
+    newer counters should have arrived `SILENCE` seconds ago.
     """
     if page is None or not page["arrived"]:
         return 0.0

@@ -136,7 +136,8 @@ class EpochProgram(Program):
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.
             begins: whether this is the first snapshot of an epoch.
-            waits: whether to wait for read-ahead threads that are computing an item instead of returning None.
+            waits: whether to wait for read-ahead threads that are computing an item; if False, returns None while such
+                a thread is busy.
         """
 
     def note(self) -> object:

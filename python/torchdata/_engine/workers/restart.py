@@ -3,7 +3,7 @@
 The Rust engine (`protocol::Replacing`) decides which children are replaced, and when to give up.
 
 If an exception, for example after Ctrl-C, interrupts `replace_processes`, each child is either replaced completely or
-unchanged. The next call of `replace_processes` replaces the children that were not replaced yet.
+unchanged. After such an interruption, the next call of `replace_processes` replaces the remaining children.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ The stacks of all other threads are written by a Python function in the worker, 
 real-time signal. The Python handler runs only when the main thread runs Python code.
 
 A real-time signal ends a process that lacks a handler for it. A process installs the handler before it publishes the
-number of the signal, and an observer checks that the handler exists. After its last loader, the process ignores the
-signal, because an observer may send the signal late. Only the main thread can make a process ignore a signal. If the
-first loader was created in another thread, the process keeps the handler until it exits.
+number of the signal, and an observer checks that the handler exists. After the shutdown of its last loader, the process
+ignores the signal, because an observer may send the signal late. Only the main thread can make a process ignore a
+signal. If another thread has created the first loader, the process keeps the handler until it exits.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _STATES = {
 class _Answering:
     def __init__(self, inherited: _Answering | None = None) -> None:
         self.signal: int = 0 if inherited is None else inherited.signal
-        #: The signal that requests the stacks of a worker's other threads; 0 if the process does not handle such a
-        #: signal.
+        #: The signal that requests the stacks of all threads of a worker except the main thread; 0 if the process does
+        #: not handle such a signal.
         self.others: int = 0
         self.ignored: bool = inherited is not None and inherited.ignored
         #: The file descriptor and the inode of the memory into which this process writes stacks. The descriptor and the
@@ -196,8 +196,8 @@ def stop_answering(board: StatsBoard, page: int) -> None:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # Only the main thread may close the memory. If another thread closed the memory, the signal handler in the main
-        # thread could still be writing a stack to it.
+        # Only the main thread may close the memory for stacks. If another thread closed the memory, the signal handler
+        # in the main thread could still be writing a stack to it.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(now.signal) != signal.SIG_IGN:
@@ -205,7 +205,8 @@ def stop_answering(board: StatsBoard, page: int) -> None:
         _ignore_others(now)
         faulthandler.unregister(now.signal)
         _close(now.opened)
-        # `opened` is reset last, because a child that is forked earlier must close the descriptor that it inherits
+        # `opened` is reset last, because a child that is forked before the reset must close the descriptor that it
+        # inherits
         now.opened = (-1, 0)
 
 

@@ -169,7 +169,7 @@ def _inside(main: _Interval | None, waiting: float, seconds: float) -> float | N
 
 
 def _held(process: ProcessStats | None) -> tuple[int, int]:
-    """Returns the number of items that threads have read ahead, and the maximum number."""
+    """Returns the number of items that threads have read ahead, and the maximum number of such items."""
     held = [pipe for pipe in process.pipes if pipe.capacity] if process else []
     return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
 
