@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
 #: The error message for a thread that still reads an epoch after another epoch has begun.
 LEFT = "this epoch was ended: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
-#: The minimum number of items per worker for a warning about idle workers. If an epoch has fewer items, idle workers
-#: are not reported, because the dataset is small, or the epoch is a trial run.
+#: The minimum number of items per worker for a warning about idle workers. If an epoch has fewer than `_LEAST` items
+#: per worker, idle workers are not reported, because the dataset is small, or the epoch is a trial run.
 _LEAST = 10
 
 
@@ -51,8 +51,8 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, for access to its attributes; None if it was dropped.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        thread: the id of a thread that has already received the error, where `next` raises StopIteration; 0 for no
-            thread.
+        thread: the id of a thread that has already received the error; in this thread, `next` raises StopIteration. 0
+            for no thread.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, thread: int = 0) -> None:

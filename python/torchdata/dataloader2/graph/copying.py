@@ -42,7 +42,9 @@ _ATOMS = frozenset({NoneType, bool, int, float, str, bytes, type, range, Functio
 
 
 def duplicate(obj: T) -> T:
-    """Copies a graph, with the methods `__deepcopy__`, `__reduce_ex__` and `__getstate__` of the pipes' classes."""
+    """Copies a graph. The methods `__deepcopy__`, `__reduce_ex__` and `__getstate__` of a pipe's class determine how
+    the pipe is copied.
+    """
     if not is_pipe(obj):
         return copy.deepcopy(obj)
     graph = Graph(obj)

@@ -1,7 +1,7 @@
 """Applies settings to all pipes of a graph that support them: seeds, shuffling, sharding.
 
-The functions find pipes by their methods (`set_seed`, `set_shuffle`, `apply_sharding`), so that pipes of users and of
-torch are included.
+The functions of this module find pipes by the pipes' methods (`set_seed`, `set_shuffle`, `apply_sharding`), so that
+pipes of users and of torch are included.
 """
 
 from __future__ import annotations

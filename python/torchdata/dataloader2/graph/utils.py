@@ -67,7 +67,7 @@ def nested(graph: Graph) -> DataPipeGraph:
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Returns the graph of a pipe's sources, without pipes on `path`, and whether no pipe was left out."""
+        """Returns the graph of a pipe's sources without pipes on `path`, and whether this graph is complete."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))

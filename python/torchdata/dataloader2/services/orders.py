@@ -5,7 +5,7 @@ read the same items in different orders. Two different items at one position do 
 source may augment its items at random. The orders of two workers differ if some items have different positions, and
 some positions have different items.
 
-An exception is also raised if two workers read the same items of a source that should divide its items.
+`Orders` also raises an exception if two workers read the same items of a source that should divide its items.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ def process_reset_fn(
     iter_reset_fn: Callable[[DataPipe], DataPipe] | None = None,
     custom_reset_fn: Callable[[DataPipe, WorkerInfo, SeedGenerator], DataPipe] | None = None,
 ) -> DataPipe:
-    """Prepares a graph for an epoch: seeds the global generators of the process and the pipes, then calls the hooks.
+    """Prepares a graph for an epoch: seeds the global generators of the process and the pipes, then calls
+    `iter_reset_fn` and `custom_reset_fn`.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -234,7 +235,7 @@ class GraphProgram(EpochProgram):
         #: The pipes with threads; None until the graph has been searched for them.
         self._reading_ahead: list[Any] | None = None
         self._graph: Graph | None = None
-        #: This graph replaces the current graph in the next epoch.
+        #: The graph that replaces the current graph in the next epoch.
         self._successor: DataPipe | None = None
         #: The reason why no snapshot can be made in this epoch.
         self._unsaved: Exception | None = None
