@@ -189,13 +189,13 @@ class ParallelMapper(PassingNode[T]):
             not exceed `num_workers`. By default (None), `max_concurrent` is twice `num_workers`. With processes, the
             default of `max_concurrent` grows while items and results are small (numbers, short strings, and tuples of
             these). For small items, the default of `max_concurrent` grows by one for every eight yielded items, up to
-            128 times `num_workers`. Several small items are sent together.
+            128 times `num_workers`. Several small items are sent in one message.
         snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source; see
             `Prefetcher`; 1 by default.
         prebatch: the number of items that a worker receives together; None (the default) for single items. Sending
             several items together saves time if they are small.
         on_worker_exit: what happens if a process exits. "error" (the default) raises `WorkerExitedError`. "restart"
-            replaces the process, issues a `RuntimeWarning`, and gives the item to the new process. If
+            replaces the process, issues a `RuntimeWarning`, and sends the unfinished items to the new process. If
             processes exit three times at the same item, `WorkerExitedError` is raised.
         timeout: the number of seconds within which a process must return the result for an item; None (or 0) for no
             limit. The timeout does not apply to threads, because a thread cannot be killed.

@@ -1,8 +1,8 @@
 """Decides when a worker of a `StatefulDataLoader` takes snapshots of its dataset, and when it checks its random
 generators.
 
-Slow snapshots and checks are performed less often. All times are seconds of the monotonic clock, which is the same in
-all processes.
+The slower the snapshots and checks are, the less often they are performed. All times are seconds of the monotonic
+clock, which is the same in all processes.
 """
 
 from __future__ import annotations

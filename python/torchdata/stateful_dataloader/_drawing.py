@@ -65,8 +65,8 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: The global generators that may change when an epoch begins. Without workers, this attribute contains all
-        #: global generators, because the dataset may use any of them.
+        #: The global generators that may change when an epoch begins. Without workers, `_shared` contains all global
+        #: generators, because the dataset may use any of them.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
         #: Maps the name of a global generator to two states at the same moment: the state of the displaced copy, and

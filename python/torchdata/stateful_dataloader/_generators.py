@@ -1,7 +1,7 @@
 """Reads, sets and saves the random generators that determine orders, worker seeds and samples.
 
-`read` and `write` exchange a generator's state as an opaque value, which is fast. `encoded` converts an opaque value to
-plain values, which a saved state contains, and `decoded` checks and converts plain values.
+`read` and `write` get and set a generator's state as an opaque value, which is fast. `encoded` converts an opaque value
+to plain values, which a saved state contains, and `decoded` checks and converts plain values.
 
 The default generators of torch, NumPy and Python are Mersenne Twisters. The state of a Mersenne Twister consists of 624
 words of 32 bits and the index of the next word. A torch generator that is set to the words of a NumPy or Python

@@ -19,7 +19,8 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 @dataclass(frozen=True)
 class WorkersEpoch:
-    """The processes and the items of one epoch. Both fields are replaced together, so that no thread mixes two epochs.
+    """The processes and the items of one epoch. Both fields are replaced together, so that no thread combines the
+    processes of one epoch with the items of another.
     """
 
     children: Children | LocalShards

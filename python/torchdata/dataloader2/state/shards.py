@@ -136,8 +136,9 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
 
 
 def in_main(position: Position, graph: Graph) -> Position:
-    """Converts a position that a loader with workers saved between two epochs, for a graph in the main process. The
-    pipes that ran in the workers begin a new iteration."""
+    """Converts a position that a loader with workers saved between two epochs to a position of a graph in the main
+    process. The pipes that ran in the workers begin a new iteration.
+    """
     _, *own = position.graph or ()
     after = len(_user_pipes([entry.type for entry in own]))
     in_workers = len(_user_pipes([*map(name_of, graph)])) - after
