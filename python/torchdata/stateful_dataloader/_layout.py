@@ -9,7 +9,7 @@ these keys:
 - "generators": the states of the generators for orders and seeds. The key "now" contains the generators' states when
   the loader's state was saved. For samplers that cannot save their positions, "iter" contains the states before the
   sampler's iterator was created, and "first" the states before its first index. "first" contains only the states that
-  differ from "iter", and "now" only the states that differ from "first".
+  changed after "iter", and "now" only the states that changed after "first".
 - "indices": the indices that the sampler had returned before its state was saved, for batches that the user had not
   received. The key "indices" exists for loaders with `in_order=False` and, for a user's sampler, before the first batch
 - "indices_since": the number of indices that were drawn after the sampler's state was saved

@@ -282,7 +282,7 @@ class PinnedUnits:
             raise
 
     def leave(self) -> None:
-        """Waits until the pinning thread has ended, so that this thread receives no batches of the next epoch."""
+        """Waits until the pinning thread has ended, so that it receives no batches of the next epoch."""
         if self._epoch is not None:
             self._epoch.close()
             self._epoch.join(_LEAVE_TIMEOUT)

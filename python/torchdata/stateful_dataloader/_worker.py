@@ -341,8 +341,8 @@ class Batches(Iterator[Unit]):
 
         Args:
             is_resumed: whether the epoch resumes from a saved position, which the main process already knows.
-            again: whether this worker replaces a failed worker that has sent messages of this epoch. If True, the
-                worker sends no snapshot, because the main process might assign the snapshot to a wrong batch.
+            again: whether this worker replaces a failed worker that has sent messages of this epoch. If `again` is
+                True, the worker sends no snapshot, because the main process might assign the snapshot to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position

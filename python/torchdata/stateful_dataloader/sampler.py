@@ -1,7 +1,7 @@
 """PyTorch's samplers with iterators that can be saved and restored.
 
-Role: the samplers draw the same numbers from the same generators at the same times as PyTorch's samplers. The states
-have the format of torchdata 0.11.
+Role: the samplers draw the same numbers from the same generators at the same times as PyTorch's samplers. The states of
+these samplers have the format of torchdata 0.11.
 """
 
 from __future__ import annotations

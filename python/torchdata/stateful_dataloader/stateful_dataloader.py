@@ -76,7 +76,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         collate_fn: a function that turns a list of samples into a batch; None (the default) for PyTorch's
             `default_collate`.
         pin_memory: whether to copy batches to pinned memory; False by default. If there are workers, a separate thread
-            copies the batches.
+            copies the batches to pinned memory.
         drop_last: whether to drop a shorter last batch; False by default.
         timeout: the maximum number of seconds to wait for a batch from a worker; 0 (the default) for no limit.
         worker_init_fn: a function that is called in each worker with the worker's number, after the random generators
@@ -98,23 +98,24 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             worker. The third consecutive exit at the same batch always raises `WorkerExitedError`.
         on_timeout: what happens if no batch arrives within `timeout` seconds. "error" (the default) raises
             `WorkerTimeoutError`, which is also PyTorch's `RuntimeError`. "restart" kills and replaces the worker as
-            with `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. "restart"
-            does not cover workers that exit for other reasons. Each kill at the same batch doubles the time limit for
-            that batch. The time limit for a worker's first batch is at least a minute.
+            with `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. `on_timeout`
+            does not apply to workers that exit. Each kill at the same batch doubles the time limit for that batch. The
+            time limit for a worker's first batch is at least a minute.
         patience: with `on_timeout="restart"`, the time limit for busy workers in seconds, instead of `timeout`. A
             worker is busy if, in the last `timeout / 2` seconds, its threads were running or waiting for a processor
             for at least a tenth of the time. With `patience=None`, `timeout` applies to all workers.
-        on_error: what happens if `dataset[index]` or `__getitems__` raises an exception. With "raise" (the default),
-            the exception is raised, and the batch is lost. With "skip", the sample is omitted, so the batch becomes
-            shorter; empty batches are not returned. If `__getitems__` raises, `__getitems__` is called again for each
-            index of the batch. If `__next__` of an iterable dataset's iterator raises, `__next__` is called again. A
+        on_error: what happens if `dataset[index]` or `__getitems__` raises an exception. With `on_error="raise"` (the
+            default), the exception is raised, and the batch is lost. With `on_error="skip"`, the sample is omitted, so
+            the batch becomes shorter; empty batches are not returned. To skip samples after `__getitems__` has raised
+            an exception, the loader calls `__getitems__` for each index of the batch separately. After `__next__` of an
+            iterable dataset's iterator has raised an exception, the loader calls `__next__` for the next sample. A
             generator ends when it raises an exception, so `on_error="skip"` does not accept datasets with a generator
             function `__iter__`. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`, `SystemExit` and worker
             exits are never skipped. The state contains the number of skipped samples per kind of exception, and a
             `RuntimeWarning` reports these numbers after an epoch.
         error_limit: the number (or, as a float, the fraction) of samples that all workers together may skip per epoch
-            before `TooManySkipped` is raised; None for no limit. A fraction is not checked before the 100th sample,
-            except at the end of the epoch.
+            before `TooManySkipped` is raised; None for no limit. If `error_limit` is a fraction, it is not checked
+            before the 100th sample, except at the end of the epoch.
         error_log: the path of a file; a JSON line is appended for each skipped sample of a returned batch: `epoch` (of
             this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file
             and line), `index`, `error`, `message` and `notes`. For an iterable dataset, the field `index` is the number

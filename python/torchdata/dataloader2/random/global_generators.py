@@ -31,6 +31,7 @@ def seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
 
 @lru_cache(maxsize=64)  # each shard of this process has its own seeds
 def seeded_generators(seeds: bytes, shared: bool) -> dict[str, Any]:
-    """Returns the states that `seed_global_generators` gives the global generators, without changing these generators.
+    """Returns the states that `seed_global_generators` would give the global generators. Does not change these
+    generators.
     """
     return generators.seeded_generators(_seeds(SeedGenerator.imported(seeds), shared))

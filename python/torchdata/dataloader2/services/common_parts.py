@@ -206,7 +206,8 @@ class CommonPart:
         self._attributes: Sequence[dict[str, Any]] | None = None
         self._current: Share | None = None
         self._seeded: dict[str, Any] = {}
-        #: The random generators of the shard that requests an item, and those of the pipes before the filter.
+        #: The random generators of the shard that requests an item, and the random generators of the pipes before the
+        #: filter.
         self._globals = ShardGlobals(), ShardGlobals()
         self._turns = ShardTurns(self._globals, self._exchange, 0)
         #: The function that switches between the random generators of the common part and of the shard. If the common

@@ -19,8 +19,8 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 @dataclass(frozen=True)
 class WorkersEpoch:
-    """The processes and the items of one epoch. Both fields are replaced together, so that no thread combines the
-    processes of one epoch with the items of another.
+    """The processes and the items of one epoch. Both fields are replaced together, so that no thread reads the items of
+    one epoch from the processes of another.
     """
 
     children: Children | LocalShards
