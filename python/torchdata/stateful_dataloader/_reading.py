@@ -221,7 +221,7 @@ class EpochReader:
                 self._fetcher.position = None
 
     def _read_again(self, position: ReadingPosition) -> None:
-        """Reads and drops the batches that were read after the snapshot in the saved run."""
+        """Reads and drops the batches that were originally read after the snapshot."""
         since, before = position.since, [*map(mark_of, GLOBAL)]
         indices = since if isinstance(since, list) else range(since)
         for number, index in enumerate(indices):

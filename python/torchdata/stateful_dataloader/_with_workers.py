@@ -108,8 +108,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _start(self, loader: Any, state: EpochState | None) -> None:
         if state is None or state.is_over:
             # Like PyTorch's loader, this code creates the sampler's iterator twice, and draws two seeds for pipes
-            # although only the first seed is used. Therefore, all later draws from torch's global generator return the
-            # same numbers as with PyTorch's loader.
+            # although only the first seed is used. Therefore, all later random numbers are the same as with PyTorch's
+            # loader.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._is_persistent:

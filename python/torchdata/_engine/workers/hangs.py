@@ -279,7 +279,7 @@ class Hangs:
 
 def _silence(page: Any, limit: float) -> float:
     """Returns the age in seconds of the last counters of a process on another machine; 0 for a local process, and 0 if
-    newer counters should have arrived `SILENCE` seconds ago.
+    the counters are older than `limit` plus `SILENCE` seconds.
     """
     if page is None or not page["arrived"]:
         return 0.0
