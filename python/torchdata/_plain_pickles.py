@@ -155,7 +155,9 @@ def check_seal(sealed: Any, what: str) -> None:
 
 
 def is_sealed(sealed: Any) -> bool:
-    """Returns whether the bytes look like a snapshot, without computing the checksum, which takes longer."""
+    """Returns whether the bytes look like a snapshot, without computing the checksum, because computing it takes
+    longer.
+    """
     if not isinstance(sealed, bytes) or len(sealed) < _HEADER.size:
         return False
     magic, _, length, _ = _HEADER.unpack_from(sealed)

@@ -323,8 +323,9 @@ class StatefulStream:
         return item
 
     def _pieces(self) -> Iterator[Iterator[Any]]:
-        """Yields an iterator over the first item, and then the iterable's own iterator, which is faster than yielding
-        each item."""
+        """Yields an iterator over the first item, and then the iterable's own iterator, because this is faster than
+        yielding each item.
+        """
         while self._unread:
             started = self.started
             try:

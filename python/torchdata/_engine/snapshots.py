@@ -16,8 +16,8 @@ from torchdata._native import Collector
 SECONDS, FACTOR = 0.005, 50.0
 #: In the formula for the pause between snapshots, n is the number of processes, but at least FEWEST and at most MOST.
 #: The pause after a snapshot grows with the number of processes, because a main process that takes items in strict
-#: order may wait for the snapshots of all processes. A snapshot also slows down other processes, because it evicts the
-#: data of these processes from the processor's caches.
+#: order may wait for the snapshots of all processes. A snapshot slows down other processes, because it evicts the data
+#: of these processes from the processor's caches.
 FEWEST, MOST = 2, 4
 
 #: `BUDGET` is the default for the total size in bytes of all snapshots in the main process. `COPIES` is the approximate

@@ -412,13 +412,13 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         If the loader has a pipe, its graph must have the same pipes, functions and parameters as the graph of the saved
         loader. The data that the pipes read must have the same kind and length as in the saved loader. A loader without
-        a pipe uses the pipe in the state, and applies its own adapters. An iterator of this loader that already exists
-        also resumes from the state. Batch sizes, and the adapters `ShardingPolicy` and `Shuffle`, may differ from the
-        saved run only if the state was saved between two epochs. A state of torchdata 0.9 contains no position inside
-        an epoch, so the epoch starts again with the seed of the state, and a UserWarning is issued.
+        a pipe uses the pipe in the state, and applies its own adapters. If this loader already has an iterator, the
+        iterator resumes from the state, too. Batch sizes, and the adapters `ShardingPolicy` and `Shuffle`, may differ
+        from the saved run only if the state was saved between two epochs. A state of torchdata 0.9 contains no position
+        inside an epoch, so the epoch starts again with the seed of the state, and a UserWarning is issued.
 
         The number of workers may differ from the number in the saved run. If the states of all ranks are given, the
-        number of ranks may also differ from the number in the saved run. The remaining items, their order and the
+        number of ranks may differ from the number in the saved run, too. The remaining items, their order and the
         random numbers stay the same, because each worker runs one or more of the original shards. After the resumed
         epoch, each epoch has one shard for each worker.
 
@@ -427,8 +427,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             strict: whether a different pipeline is an error, and whether recomputed items must equal the original
                 items; True by default. If `strict` is False, only the classes of the pipes must be the same as in the
                 saved loader.
-            allow_pickle: whether values that need pickle are unpickled, which may run any code; True by default. If
-                `allow_pickle` is False, a value that needs pickle raises an error that names the pipe, and a loader
+            allow_pickle: whether values that need pickle are unpickled; unpickling may run any code. True by default.
+                If `allow_pickle` is False, a value that needs pickle raises an error that names the pipe, and a loader
                 without a pipe cannot load the state.
 
         Raises:
@@ -514,7 +514,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Returns the data for creating an unstarted copy of the loader, including the attributes of a subclass.
 
         The copy and the loader share no object that is modified later. If the loader has loaded a state and has not
-        begun an epoch since, the copy also resumes from this state.
+        begun an epoch since, the copy resumes from this state.
         """
         pipeline, run, seeds = self._pipeline, self._run, self._seeds
         loaded: Any = pipeline.service_state, run.resume_at, run.saved_positions, self._keeper.loaded

@@ -245,7 +245,7 @@ def decode_batch(
 
 @contextmanager
 def _numbered(number: int) -> Iterator[None]:
-    """Adds a note to an exception, which contains the position of the image in the batch."""
+    """Adds to an exception a note with the position of the image in the batch."""
     try:
         yield
     except Exception as error:

@@ -141,7 +141,8 @@ class Unbatcher(BaseNode[T]):
     """Yields the members of the source's items, one by one.
 
     If a state is saved within a batch, it contains the position before this batch, and loading the state rereads the
-    batch. If the order of the batches is not fixed, the state contains the unread members of the batch instead.
+    batch. If the order of the batches is not fixed, the state contains the unread members of the batch instead of this
+    position.
 
     Args:
         source: the node to read, with items that have a length and support indexing, as lists, tuples, arrays and

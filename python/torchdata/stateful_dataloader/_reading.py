@@ -318,8 +318,9 @@ class EpochReader:
         return state if is_exact else state._replace(digest=None, ended=False)
 
     def took(self, position: ReadingPosition | bytes) -> None:
-        """Records `position`, a snapshot of the present position, which must be pickled or contain copies of the
-        states."""
+        """Records `position`, a snapshot of the present position. `position` must be pickled, or contain copies of the
+        states.
+        """
         if self._back is not None or self._is_cut_off:
             return
         if self.reading.is_iterable and (self.count or self.has_ended):

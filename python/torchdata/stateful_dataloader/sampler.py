@@ -241,7 +241,9 @@ class BatchIndices(Iterator[list[int]]):
         return state
 
     def state_before(self, count: int) -> dict[str, Any]:
-        """Returns the state before the last `count` samples. The state of a user-defined sampler is not included."""
+        """Returns the state before the last `count` samples. The returned state does not contain the state of a
+        user-defined sampler.
+        """
         state: dict[str, Any] = endless_state(1, self.samples_yielded - count)
         sampler, inner = self._batches.sampler, self.inner
         if inner is None and type(sampler) is RandomSampler:

@@ -213,8 +213,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.error_log = None if error_log is None else os.fspath(error_log)
         #: The number of epochs that have begun, which is written to `error_log`.
         self._epochs_begun = 0
-        # Samplers of this package replace PyTorch's samplers without changing the order. The new samplers are set
-        # through `vars`, because PyTorch's loader refuses the assignment of a sampler.
+        # Samplers of this package replace PyTorch's samplers without changing the order. The samplers of this package
+        # are set through `vars`, because PyTorch's loader refuses the assignment of a sampler.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
@@ -267,8 +267,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         return self._iterator
 
     def _state_at(self) -> StateAt:
-        """Returns a function that creates the loader's present state. The returned function can also be called later,
-        while the next epoch begins."""
+        """Returns a function that creates the loader's present state. The returned function can still be called while
+        the next epoch begins.
+        """
         if self._before is not None:  # beginning an epoch has failed
             return self._before[0]
         last = self._iterator
@@ -322,7 +323,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         The number of workers may differ from the number in the saved run. Until the epoch ends, `get_worker_info`
         returns the number of workers in the saved run to an iterable dataset. If this loader has fewer workers than the
         saved run, a process reads several copies of the dataset, so the dataset must be picklable. Persistent workers
-        are stopped. An existing iterator also resumes from the state if it has returned no batch. If an existing
+        are stopped. An existing iterator resumes from the state, too, if it has returned no batch. If an existing
         iterator has returned a batch, its next batch raises `RuntimeError`.
 
         For a state from within an epoch, the next loop raises `ValueError` if the sampler's class, the length of a

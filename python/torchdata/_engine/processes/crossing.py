@@ -62,7 +62,7 @@ class ChildName(str):
     The code that a `ChildName` runs uses only the standard library, because the child may not be able to import this
     package yet. A name that is pickled for other purposes, such as a log record, becomes an ordinary string.
 
-    The code of a `ChildName` also raises the threshold of garbage collection, so that spawning two children that import
+    The code of a `ChildName` raises the threshold of garbage collection, so that spawning two children that import
     torch takes 2.8 s of processor time instead of 3.6 s.
     """
 

@@ -3,9 +3,9 @@
 A fork copies all locks, but only the thread that calls fork. In the child, a lock that another thread held would stay
 locked forever. In the child, Python and the C library make their own locks usable, but not the locks of PyTorch, NumPy,
 `torch.manual_seed` and imports. Before a fork, the forking thread waits until the locks of PyTorch, NumPy and modules
-are free. The forking thread also holds the locks of NumPy and of torch's devices during the fork, so that no other
-thread can acquire them. The child also gets new buffers for standard output and error, because another thread may hold
-the locks of these buffers while it prints.
+are free. During the fork, the forking thread holds the locks of NumPy and of torch's devices, so that no other thread
+can acquire these locks. The child gets new buffers for standard output and error, because another thread may hold the
+locks of these buffers while it prints.
 
 Because another thread may still acquire a lock right before the fork, each new child first acquires and releases every
 lock. If the child does not acquire all locks in time, a timer of the kernel kills the child, and the main process forks

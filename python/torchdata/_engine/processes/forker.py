@@ -62,7 +62,7 @@ class ForkingProcess:
     """A `ForkingProcess` may be used by any thread, and by signal handlers.
 
     Args:
-        inherits: whether the forking process is a copy of the main process, which makes the forking process ready
+        inherits: whether the forking process is a copy of the main process; if so, the forking process is ready
             immediately.
         launch: a function that creates the process, given the two ends of the socket for communication.
     """

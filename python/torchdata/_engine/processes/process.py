@@ -79,8 +79,8 @@ class Pidfd:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        # The attribute is cleared before the descriptor is closed, because a child that another thread forks in between
-        # would otherwise close the descriptor again.
+        # `descriptor` is cleared before the file descriptor is closed, because a child that another thread forks in
+        # between would otherwise close the descriptor again.
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

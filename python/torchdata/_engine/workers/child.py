@@ -57,11 +57,11 @@ LONG_IDLE = 5
 class CommonSetup:
     bells: Handle[BellBoard]
     main_pid: int
-    #: Whether the main process is this process's parent, which is True unless the start method is "forkserver".
+    #: Whether the main process is this process's parent; True unless the start method is "forkserver".
     is_child_of_main: bool
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children. The value is None for a child on another machine, and
+    #: The line of the user's program that started the children. `begun_at` is None for a child on another machine, and
     #: for a forked child, which finds the line in its own stack.
     begun_at: tuple[str, int, str] | None
 

@@ -258,7 +258,7 @@ class Group(OwnsChildren):
 
     def look_at(self, worker: int) -> Callable[[], object]:
         """Returns a function that raises `Ended` if the worker has exited and will be replaced. If the worker has
-        exited and will not be replaced, the function raises `WorkerExitedError` instead.
+        exited and will not be replaced, the function raises `WorkerExitedError` instead of `Ended`.
         """
         if self.restarts is None:
             return partial(self.members.check_alive, [worker])

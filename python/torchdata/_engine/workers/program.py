@@ -39,7 +39,7 @@ class Runner(Protocol):
 class Program(ABC):
     runner: ClassVar[type[Runner]]
     worker_name: ClassVar[str] = "worker process {}"
-    #: A phrase for the error message about the exit of a worker, which describes what the workers do.
+    #: A phrase that describes what the workers do, for the error message about the exit of a worker.
     stage: ClassVar[str] = "reading items"
     #: Three phrases (`item`, `counted`, `to_correct`) for the error message about a worker that repeatedly exits at the
     #: same item, such as "item 7 in the epoch". The phrase `to_correct` names the part of the program that the user

@@ -1,13 +1,13 @@
 """Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
 Each process of a loader has a handler for a real-time signal. An observer sends the signal to request the stack of the
-process's main thread. The signal handler writes the stack to anonymous memory of the process, which the observer reads
-through `/proc`. The loader's counters (`StatsBoard`) contain the number of the signal and the file descriptor of the
-memory.
+process's main thread. The signal handler writes the stack to anonymous memory of the process, and the observer reads
+this memory through `/proc`. The loader's counters (`StatsBoard`) contain the number of the signal and the file
+descriptor of the memory.
 
 `faulthandler` writes the stack in C and without the GIL, which works even if the process hangs in native code.
 `faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
-The stacks of all other threads are written by a Python function in the worker, which is the handler of a second
+The stacks of all other threads are written by a Python function, which a worker installs as the handler of a second
 real-time signal. The Python handler runs only when the main thread runs Python code.
 
 A real-time signal ends a process that lacks a handler for it. A process installs the handler before it publishes the

@@ -7,10 +7,10 @@ lack their contents, their shared memory or their open files.
 
 - Pipes of the graph are copied, and objects that refer to a pipe, such as lists of pipes or methods.
 - A container of the standard library, such as a list or a dict, is copied, because pipes store the items of an
-  iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in total.
+  iteration in containers. Containers inside containers are copied, too, up to `LARGEST_STRUCTURE` members in total.
 - A random generator is copied.
-- Datasets, functions, arrays, open files and all remaining objects are shared with the copy. Attributes that a pipe's
-  class lists in `data_attributes` are also shared, if they do not refer to a pipe.
+- Datasets, functions, arrays, open files and all remaining objects are shared with the copy. The same holds for
+  attributes that a pipe's class lists in `data_attributes`, if they do not refer to a pipe.
 """
 
 from __future__ import annotations

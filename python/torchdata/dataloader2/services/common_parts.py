@@ -37,7 +37,7 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.state import beginning_entries, load_entries, load_generators, save_entries, save_generators
 
 #: The maximum number of items in the queue of a shard. If a queue would exceed `MOST_WAITING` items, its shard reads
-#: its own replica of the common part instead.
+#: its own replica of the common part instead of the queue.
 MOST_WAITING = 1 << 14
 #: The maximum number of snapshots that a `CommonPart` keeps for the states of its shards.
 _MOST_SNAPSHOTS = 8

@@ -31,8 +31,8 @@ class _CountedSource(DispatchedSource):
 
 
 def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
-    """Raises TypeError if a pipe's length is unknown, or if a pipe defines `__del__`, which might close objects that
-    its copy shares.
+    """Raises TypeError if a pipe's length is unknown, or if a pipe defines `__del__`, because `__del__` of a copy might
+    close objects of the original pipe.
     """
     try:
         for pipe in Graph(datapipe):

@@ -67,11 +67,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     helper process was forked when the loader started, so threads and CUDA that the main process uses later cause no
     problems.
 
-    `on_timeout="restart"` also replaces processes that hang, and the `RuntimeWarning` about the restart shows the
-    Python stacks of these processes. A process hangs if the main process has waited `timeout` seconds for it, and no
-    pipe of the process has yielded an item during this time. If a filter drops all items, the process does not hang,
-    because the pipes before the filter yield items. If a function takes longer than `timeout` for one item, the process
-    is considered to hang, unless `patience` is greater. Each kill at the same item doubles the timeout for this item.
+    `on_timeout="restart"` replaces processes that hang, and the `RuntimeWarning` about the restart shows the Python
+    stacks of these processes. A process hangs if the main process has waited `timeout` seconds for it, and no pipe of
+    the process has yielded an item during this time. If a filter drops all items, the process does not hang, because
+    the pipes before the filter yield items. If a function takes longer than `timeout` for one item, the process is
+    considered to hang, unless `patience` is greater. Each kill at the same item doubles the timeout for this item.
     While a process starts, the timeout is at least a minute.
 
     Args:
