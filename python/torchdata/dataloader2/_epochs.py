@@ -77,8 +77,8 @@ class EpochRun:
     """The epochs of a loader.
 
     Attributes:
-        delivery: delivers items to the user.
-        position: tracks the position in the epoch.
+        delivery: the object that delivers items to the user.
+        position: the `Tracker` of the position in the epoch.
         resume_at: the position where the epoch resumes, and whether recomputed items must equal the items delivered
             earlier; None for an epoch's start.
         saved_positions: the positions in the loaded states. The numbers of workers and ranks in the saved run may

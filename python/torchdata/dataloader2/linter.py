@@ -447,7 +447,7 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _is_plain(iterable: Any) -> bool:
-    """Returns False for an iterable of the user's own class, because the iterable may divide its items among workers."""
+    """Returns False for an iterable of the user's own class, because it may divide its items among workers."""
     return isinstance(iterable, (list, tuple, dict, str, bytes, range, set, frozenset, type(None))) or (
         is_pipe(iterable)
         or is_indexed_only(iterable)

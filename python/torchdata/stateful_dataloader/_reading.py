@@ -61,7 +61,8 @@ class EpochReader:
     """Reads the batches of an epoch.
 
     Args:
-        generators: returns the generators' states for a snapshot; None if the caller saves these states.
+        generators: a function that returns the generators' states for a snapshot; None if the caller saves these
+            states.
     """
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:

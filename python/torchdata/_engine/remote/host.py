@@ -62,7 +62,7 @@ class RemoteSetup:
         child: the worker's setup, as if the worker ran on the main process's machine. The fields in `_HERE` are None,
             because they are valid on one machine only.
         budget: bytes of shared memory for the items that the worker sends.
-        counts: the counters of earlier processes of this worker, which were replaced.
+        counts: the counters of the processes that this worker process replaces, directly or indirectly.
     """
 
     child: ChildSetup
