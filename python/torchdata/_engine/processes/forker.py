@@ -1,9 +1,9 @@
 """Lets a separate process fork children, because a main process with CUDA or threads cannot be forked safely.
 
 With start method "fork", the main process first forks a loader's children, and then the forking process. The forking
-process later forks new processes, which replace exited children. If the main process itself forked processes at this
-time, they might hang or fail, because the main process may have threads or use CUDA by then. The forking process has
-one thread, runs no user code, and exits with the loader.
+process later forks new processes, which replace exited children. If the main process itself forked a process later,
+this process might hang or fail, because the main process may have started threads or CUDA in the meantime. The forking
+process has one thread, runs no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
 the children of all loaders. Multiprocessing's fork server is not used, because it also forks the user's processes,
@@ -331,7 +331,8 @@ class RemoteChild(ChildProcess):
             return pid
         finally:
             # The main process always sends an answer to the child. Closing the pipe without an answer would not
-            # suffice, because the child cannot detect this while another process has a copy of the main process's end.
+            # suffice, because the child cannot detect a closed pipe while another process has a copy of the main
+            # process's end.
             with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)

@@ -237,11 +237,11 @@ def _keep_freed_memory() -> None:
     """Makes glibc keep freed memory, which it otherwise returns to the system.
 
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. Each page that
-    glibc has returned to the system causes a page fault when the child uses it again. A worker that decodes images
-    would spend a tenth of its time on such page faults. When a process frees a large block, glibc raises its limit for
-    kept memory, but a child with all large arrays in shared memory may never free a large block. To raise glibc's limit
-    for kept memory, the function allocates and frees one large block, without touching its pages. A limit that the user
-    has set by `MALLOC_TRIM_THRESHOLD_` remains in effect.
+    glibc has returned to the system causes a page fault when the child uses it again. If glibc returned freed memory, a
+    worker that decodes images would spend a tenth of its time on page faults. When a process frees a large block, glibc
+    raises its limit for kept memory, but a child with all large arrays in shared memory may never free a large block.
+    To raise glibc's limit for kept memory, the function allocates and frees one large block, without touching its
+    pages. A limit that the user has set by `MALLOC_TRIM_THRESHOLD_` remains in effect.
     """
     bytes(_LARGEST_LEARNT)
 

@@ -107,7 +107,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
         return
     with now.lock, FailuresSuppressed(OSError):
         # The page is added before `_open` is called, because a loader that ends in another thread could otherwise close
-        # the memory.
+        # the memory for stacks.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))

@@ -141,7 +141,8 @@ class Caches:
             self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
 
     def put_back(self, filled: Filled, values: list[Any], is_strict: bool) -> None:
-        """`put_back` replaces the cached items of the pipes, so the states of all pipes must be loaded before.
+        """`put_back` replaces the cached items of the pipes, so the states of all pipes must be loaded before this
+        call.
 
         Raises RuntimeError if `is_strict` is True and the items differ from the original items. Items that differ only
         in floating-point numbers and arrays cause only a warning.

@@ -60,10 +60,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     With `on_worker_exit="restart"`, a new process replaces the exited process: no item is lost or repeated, and the
     order of items does not change. The replacement process recomputes the items that the main process has already
-    received, and drops them after checking that they equal the received items. Therefore, the pipeline of a restarted
-    process must yield the same items every time. Each restart causes a `RuntimeWarning`. If processes exit three times
-    at the same item, `WorkerExitedError` is raised with the item's number. With a dispatching process, all processes
-    are replaced if one process exits. With start method "fork", a helper process forks the replacement processes. The
+    received, and drops them after checking that they equal the received items. Restarts therefore require that the
+    pipeline yields the same items every time. Each restart causes a `RuntimeWarning`. If processes exit three times at
+    the same item, `WorkerExitedError` is raised with the item's number. With a dispatching process, all processes are
+    replaced if one process exits. With start method "fork", a helper process forks the replacement processes. The
     helper process was forked when the loader started, so threads and CUDA that the main process uses later cause no
     problems.
 

@@ -12,7 +12,7 @@ from torchdata.dataloader2.state.position import Outline
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: A pickled pipe with more bytes than this is stored in a state only if the user requests it.
+#: A pickled pipe with more than `_LARGE` bytes is stored in a state only if the user requests it.
 _LARGE = 1 << 20
 
 
