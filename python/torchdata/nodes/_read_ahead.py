@@ -93,7 +93,8 @@ class _Work(ReadAhead):
 
     def call(self, worker: MapWorker, sharers: int) -> None:
         """Takes items that another thread has read from the source, and sends them to the process of `worker`, which
-        computes the results. `sharers`: the number of threads that share these items."""
+        computes the results. `sharers`: the number of threads that share the items.
+        """
         queue, most, pace = self.queue, 1, math.inf
         while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
             slots, items = claimed

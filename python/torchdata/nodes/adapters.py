@@ -264,8 +264,8 @@ class IterableWrapper(IteratingNode[T]):
     order, a `RuntimeWarning` is issued. If the iterable's iterator is `Stateful`, its state is saved as well.
 
     A set of strings, numbers, paths, Enum members, or tuples and frozensets of such values, is read in sorted order,
-    which is the same in every process. If a set contains any other object, a state that was saved within an epoch
-    cannot be loaded.
+    which is the same in every process. A set with members of other types, for example of a user-defined class, has no
+    fixed order, so a state that was saved within an epoch cannot be loaded.
 
     The node has a length if the iterable has a length.
 
