@@ -26,8 +26,9 @@ class DecodablePicture(Protocol):
     height: int
 
     def pixels(self, out: Any = None) -> Any:
-        """Returns the pixels as an array (height, width, channels). If `out` is None, the array is valid only until the
-        same thread decodes another image."""
+        """Returns the pixels as an array (height, width, channels). If `out` is None, the returned array is valid only
+        until the same thread decodes another image.
+        """
 
     def reduce(self, width: int, height: int) -> int:
         """Reduces the size of the decoded image by a factor of 2, 4 or 8, and returns the factor. If an image of half
