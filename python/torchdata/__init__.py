@@ -1,6 +1,6 @@
 """Composable data loading on a Rust engine: `torchdata.datapipes` and `torchdata.dataloader2`.
 
-The import is cheap: NumPy, PyTorch and optional libraries are loaded only when needed.
+`import torchdata` is cheap: NumPy, PyTorch and optional libraries are loaded only when needed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
 
     The array is sent without a copy only if nothing except the item refers to it, for example after a function has
     created, filled and returned the array. The array is copied if a variable, view, tensor or container also refers to
-    it when the item is yielded. After the array was copied, you may fill and yield it again, because later writes do
-    not change the copy.
+    it when the item is yielded. If the array was copied, you may fill and yield the same array again, because later
+    writes do not change the copy.
 
     Args:
         shape: the number of elements along each dimension, at least 0.
@@ -33,7 +33,8 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
 
     Raises:
         TypeError: `shape` contains an object that is not an integer, or NumPy does not know `dtype`.
-        ValueError: `shape` contains a negative number. For a tensor, torch raises RuntimeError instead.
+        ValueError: `shape` contains a negative number. If `dtype` is a `torch.dtype`, torch raises RuntimeError for a
+            negative number.
 
     Example:
         >>> import torchdata

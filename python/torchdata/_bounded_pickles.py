@@ -74,7 +74,8 @@ class _PickleFile(io.BytesIO):
 
 
 def bounded(most: int | None) -> AbstractContextManager[None]:
-    """Within this context, pickles may take at most `most` bytes together. `most=None` means no limit.
+    """Limits the total size of all pickles that are written within this context to `most` bytes. `most=None` means no
+    limit.
 
     If pickles exceed the limit, they are incomplete, and leaving the context raises TooLargeError.
     """

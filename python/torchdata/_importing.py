@@ -110,7 +110,7 @@ os.register_at_fork(
 
 
 def import_whole(name: str) -> Any:
-    """Imports a module, while other threads cannot fork."""
+    """Imports a module, and prevents other threads from forking during the import."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         return module

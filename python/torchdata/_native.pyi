@@ -117,7 +117,7 @@ class FilterIterator(Iterator[Any]):
 
 @final
 class IndexedIterator(Iterator[Any]):
-    """`map(item_at, indices)`. Unlike a generator, the iterator can continue after an exception."""
+    """`map(item_at, indices)`. Unlike a generator, an `IndexedIterator` can continue after an exception."""
     def __new__(
         cls, item_at: Callable[[Any], Any], indices: Iterator[Any], on_error: Callable[[BaseException, Any], object]
     ) -> Self: ...
@@ -224,7 +224,7 @@ class CommandState:
     """Decides how a command affects the running epoch of a child."""
     def __new__(cls, dispatches: bool) -> Self: ...
     def accept(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
-        """Returns what to do for a command, and whether to acknowledge the command before and after doing it."""
+        """Returns what to do for a command, and whether to acknowledge the command before and after its execution."""
     def leave(self) -> None: ...
 
 @final
@@ -237,8 +237,9 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Counts the exit of a child. Returns the number of exits of this child at the same item, whether this exit was
-        not counted before, and whether the loader must give up."""
+        """Counts the exit of a child. Returns the number of exits of this child at the same item, whether this is the
+        first call for `process`, and whether the loader must give up.
+        """
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 

@@ -88,8 +88,8 @@ datapipes.utils.pin_memory datapipes.utils pin_memory_fn
 
 #: For each old module: the present module, and a dict from each old name to its present module and its present name.
 OLD_MODULES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
-#: Pairs of a module of torchdata 0.9 (an old module) and a name in this module. If code assigns a value to one of these
-#: names in the old module, the present module gets the same value.
+#: Pairs of an old module (a module of torchdata 0.9) and a name in the old module. If code assigns a value to such a
+#: name in the old module, the present module gets the same value.
 _patched: set[tuple[str, str]] = set()
 
 for _old, _home, *_entries in map(str.split, _TABLE.strip().splitlines()):

@@ -32,7 +32,7 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
     try:
         return import_whole(module)
     except ModuleNotFoundError as error:
-        # The command is in the message and not in a note, because some loggers print only the message.
+        # The installation command is in the message and not in a note, because some loggers print only the message.
         raise ModuleNotFoundError(
             f"{needed_by} needs {module.partition('.')[0]!r}, which is not installed ({error}); install it with "
             f"{how_to_install(extra)}",

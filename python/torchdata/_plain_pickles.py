@@ -2,13 +2,13 @@
 
 A pickle of plain data refers only to functions of this package that create arrays, batches and files, and that are safe
 with any arguments. Before unpickling, the extension refuses instructions that plain data does not need. The extension
-also refuses lengths that exceed the pickle, because they could make Python allocate gigabytes.
+refuses lengths that exceed the size of the pickle, because such lengths could make Python allocate gigabytes.
 
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `to_plain` does
 not change `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these
-types. All other values of a state, such as arrays, are pickled together, so that an item in two queues remains a single
-object. In a state, a pickle of plain data is stored under the key `NESTED`. A pickle of any other data is stored under
-the key `PICKLED`, and is loaded only from trusted states.
+types. Values of other types, such as arrays, are pickled together, so that an item that two queues of a pipe contain
+remains a single object. In a state, a pickle of plain data is stored under the key `NESTED`. A pickle of any other data
+is stored under the key `PICKLED`, and is loaded only from trusted states.
 
 A sealed snapshot consists of a header (magic number, version, length, CRC-32 checksum) and a pickle of plain data. The
 checksum is verified before unpickling. A pickle that refers to classes is rejected.
@@ -37,7 +37,7 @@ _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 _known: dict[type, Callable[[Any], _Made | None]] = {}
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 
-#: Arrays with fewer bytes are copied, which is faster than creating a view.
+#: Arrays with fewer than `_SMALL` bytes are copied, which is faster than creating a view.
 _SMALL = 4096
 
 #: The kinds (`dtype.kind`) of dtypes with numbers, booleans or times as elements.
@@ -155,7 +155,9 @@ def check_seal(sealed: Any, what: str) -> None:
 
 
 def is_sealed(sealed: Any) -> bool:
-    """Returns whether the bytes look like a snapshot, without computing the checksum, which takes longer."""
+    """Returns whether the bytes look like a snapshot, without computing the checksum, because computing it takes
+    longer.
+    """
     if not isinstance(sealed, bytes) or len(sealed) < _HEADER.size:
         return False
     magic, _, length, _ = _HEADER.unpack_from(sealed)

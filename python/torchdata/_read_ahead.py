@@ -44,7 +44,7 @@ class ReadAhead:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this object is a copy in a forked child, which lacks the threads."""
+        """Whether this object is a copy in a forked child, where the threads do not exist."""
         return self.queue.is_inherited
 
     def close(self) -> None:

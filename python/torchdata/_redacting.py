@@ -117,10 +117,11 @@ def shown_with_type(value: Any) -> str:
 def digest(name: str, words: str) -> str:
     """Returns a few digits that identify a secret without revealing it.
 
-    The digits are equal in every process, on every rank and in every state, so that states can be compared. From all
-    states together, an attacker learns only 16 bits of a secret, so about one of every 65,536 guesses remains possible.
+    A secret has the same digits in every process, on every rank and in every state, so that states can be compared.
+    From all states together, an attacker learns only 16 bits of a secret, so about one of every 65,536 guesses remains
+    possible.
 
-    If the same secret occurs under two names, its digits differ.
+    If the same secret occurs under two names, it has different digits for each name.
     """
     key = f"torchdata fingerprint of {name}".encode()
     import hashlib  # importing these two modules takes as long as importing ten modules of this package

@@ -7,14 +7,15 @@ previous epoch.
 
 The iterable's `load_state_dict` restores a position within an epoch. To resume between two epochs, `StatefulStream`
 loads the last position of the earlier epoch, requests an additional item, which is dropped, and begins a new iteration
-of the iterable. The iterable then counts epochs and draws random numbers as in the saved run. If a new iteration of the
-iterable would continue the earlier epoch instead of starting over, `StatefulStream` requests no additional item.
+of the iterable. As a result, the iterable counts epochs and draws random numbers as in the saved run. `StatefulStream`
+requests no additional item if a new iteration of the iterable would continue the earlier epoch instead of starting
+over.
 
 Some iterables, for example Hugging Face's, apply a loaded state in every later iteration, so that each later epoch
-would begin at the loaded position. To detect this, `StatefulStream` compares the states after the first items of the
-resumed epoch and of the next epoch. If these states are equal, the next epoch restarts from the iterable's initial
-state. If the iterable yields an item although the loaded state belongs to the end of an epoch, `StatefulStream` drops
-the item and loads the state again.
+would begin at the loaded position. To detect such iterables, `StatefulStream` compares the iterable's states after the
+first item of the resumed epoch and after the first item of the next epoch. If both states are equal, the next epoch
+restarts from the iterable's initial state. If the iterable yields an item although the loaded state belongs to the end
+of an epoch, `StatefulStream` drops the item and loads the state again.
 """
 
 from __future__ import annotations
@@ -171,8 +172,8 @@ class StatefulStream:
         #: loaded position is within an epoch. `_turns`: whether the iterable must still move to a loaded position
         #: between two epochs.
         self._unread, self._loaded, self._turns = True, False, False
-        #: The states of the iterable and its iterator before the first item. `_follows_end` is True if `_base` contains
-        #: the states at the end of the previous epoch.
+        #: The states of the iterable and its iterator before the first item of the epoch. `_follows_end` is True if
+        #: `_base` contains the states at the end of the previous epoch.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         self._is_untouched = True
@@ -322,8 +323,9 @@ class StatefulStream:
         return item
 
     def _pieces(self) -> Iterator[Iterator[Any]]:
-        """Yields an iterator over the first item, and then the iterable's own iterator, which is faster than yielding
-        each item."""
+        """Yields an iterator over the first item, and then the iterable's own iterator, because this is faster than
+        yielding each item.
+        """
         while self._unread:
             started = self.started
             try:

@@ -1,7 +1,7 @@
 """Starts the threads of this package, and ends them at interpreter exit.
 
-A registered `Work` object ends its threads at exit. A daemon thread that runs foreign code at exit could crash the
-process.
+A registered `Work` object ends its threads at interpreter exit. A daemon thread that still runs code of a library at
+interpreter exit could crash the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Contains the version of this package, and warns if upstream's torchdata is installed in the same folder.
 
-`torchdata-rs` and upstream's `torchdata` install their files into the same folder. If a user installs both, pip
-silently overwrites files, so importing the package issues a warning.
+`torchdata-rs` and upstream's `torchdata` install their files into the same folder. If a user installs both packages,
+pip silently overwrites files, so `import torchdata` issues a warning.
 """
 
 from __future__ import annotations

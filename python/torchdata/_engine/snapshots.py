@@ -11,13 +11,13 @@ from torchdata._native import Collector
 
 #: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
 #: later (for n, see `FEWEST`). Because FACTOR * n is at least 100, snapshots take at most 1 % of the time. If a
-#: snapshot takes more than a millisecond, the time beyond a millisecond is multiplied by five in c (`Cadence`). A
-#: process that must sleep until its reader continues may take a snapshot after half of the pause.
+#: snapshot takes more than a millisecond, its duration c counts the time beyond the first millisecond five times (see
+#: `Cadence`). A process that must sleep until its reader continues may take the next snapshot after half of this time.
 SECONDS, FACTOR = 0.005, 50.0
 #: In the formula for the pause between snapshots, n is the number of processes, but at least FEWEST and at most MOST.
 #: The pause after a snapshot grows with the number of processes, because a main process that takes items in strict
-#: order may wait for the snapshots of all processes. A snapshot also slows down other processes, because it evicts the
-#: data of these processes from the processor's caches.
+#: order may wait for the snapshots of all processes. A snapshot slows down other processes, because it evicts the data
+#: of these processes from the processor's caches.
 FEWEST, MOST = 2, 4
 
 #: `BUDGET` is the default for the total size in bytes of all snapshots in the main process. `COPIES` is the approximate
@@ -63,9 +63,10 @@ class Resumption:
     Args:
         content: the sealed snapshot; None if the child starts at the epoch's beginning.
         starts: for each link over which the child sends items, a tuple of three values. The first value of each tuple
-            is the number and checksum (`Account`) of the items that were sent before the snapshot. The second value is
-            the number of items after the snapshot that the child recomputes but does not send again. The third value is
-            the checksum after the recomputed items; None if checksums are not compared.
+            is the `Account` (number and checksum) of the items that were sent over this link before the snapshot. The
+            second value of each tuple is the number of items after the snapshot that the child recomputes but does not
+            send again. The third value of each tuple is the checksum after the recomputed items; None if checksums are
+            not compared.
         turn: the index of the shard (in a worker) or of the link (in the dispatching process) for the next item.
         passed: for a worker, the number of completed iterations over the dispatched items.
         share: for a worker, the number and the checksum of the items that the worker had received in its current

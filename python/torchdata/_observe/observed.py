@@ -24,8 +24,8 @@ class ObservedLoader:
         new workers in each epoch, the statistics cover the current or last epoch.
 
         Args:
-            since: earlier statistics of this loader, so that only later counts are included; None (the default)
-                includes all counts.
+            since: earlier statistics of this loader, to include only the counts after these statistics; None (the
+                default) includes all counts.
         """
         return self._recorder.stats(since)
 
@@ -33,8 +33,8 @@ class ObservedLoader:
         """Returns what limits the program: loading or training, which worker, which function, and what would help.
 
         Args:
-            since: earlier statistics of this loader, so that only later counts are included; None (the default)
-                includes all counts of `stats`.
+            since: earlier statistics of this loader, to include only the counts after these statistics; None (the
+                default) includes all counts of `stats`.
         """
         return self._recorder.diagnose(since)
 
@@ -63,7 +63,7 @@ class ObservedLoader:
 
     def worker_pids(self) -> list[int]:
         """Returns the process ids of the running workers in order, followed by the id of the dispatching process, if
-        there is one. Workers on other machines are left out.
+        there is one. The result does not contain workers on other machines.
         """
         return [pid for group in self._groups() for pid in group.pids]
 

@@ -13,7 +13,7 @@ _LONGEST_TIMEOUT = 1e8
 
 
 class PrefetchTimeoutError(TimeoutError, RuntimeError):
-    """Another rank did not take part in an operation in time. In torchdata 0.9, this error was only a `RuntimeError`.
+    """Another rank did not take part in an operation in time. torchdata 0.9 raised a plain `RuntimeError` in this case.
 
     Args:
         timeout: the waiting time in seconds.

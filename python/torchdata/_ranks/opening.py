@@ -255,8 +255,8 @@ def _own_addresses(store_host: str | None) -> list[str]:
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
     """Returns the addresses of rank 0, beginning with the address that other ranks can most likely reach. The name of
-    the store's machine is one of the addresses, because rank 0 often runs on this machine, and all machines know this
-    name. Loopback addresses are last, for ranks on one machine without a network.
+    the store's machine is one of the addresses, because rank 0 often runs on the store's machine, and all machines know
+    its name. Loopback addresses are last, for ranks on one machine without a network.
     """
     if not offer["is_anywhere"]:
         return list(offer["addresses"])

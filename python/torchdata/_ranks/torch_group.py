@@ -1,7 +1,7 @@
 """A group of ranks of a `torch.distributed` job, with its own connections.
 
-Each rank has its own connection to rank 0 (`Meeting`). A native thread reads from the connection, so that all ranks
-notice the failure of a rank. `torchdata_core::ranks` describes the protocol.
+Each rank has its own connection to rank 0 (`Meeting`). In each rank, a native thread reads from this connection, so
+that all ranks notice the failure of a rank. `torchdata_core::ranks` describes the protocol.
 
 Operations use neither torch's process groups nor the store, because both would wait for exited ranks until the job's
 timeouts expire.
@@ -20,8 +20,8 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import GivenUp, PrefetchTimeoutError, RanksLostError, UncopyableGroup, describe_ranks
 from torchdata._ranks.opening import Opening
 
-#: For each tuple of ranks, the number of groups that this process has opened. All ranks have the same numbers, because
-#: they open their groups in the same order.
+#: For each tuple of ranks, the number of groups that this process has opened. All ranks count the same numbers of
+#: groups, because all ranks open their groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
 #: A rank that passes `_LARGEST` to a minimum over all ranks does not affect the minimum.
@@ -40,7 +40,7 @@ _CAUSES = {
     "late": "it runs, but waits for data, is busy between two items, or has left the loop",
 }
 
-#: The open groups. A forked child inherits the file descriptors of these groups, and must replace the descriptors.
+#: The open groups. A forked child inherits the file descriptors of the open groups, and must replace these descriptors.
 _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
@@ -109,7 +109,7 @@ class TorchGroup(UncopyableGroup):
 
     def agree(self, value: str) -> str:
         """Makes all groups of the same size use one value. Rank 0 of each group gets the value of the first group that
-        calls this method. All other ranks get their own `value`.
+        calls this method. Every rank except rank 0 gets its own `value`.
 
         With tensor parallelism, ranks of different data-parallel groups must read the same data, so these groups need
         equal seeds.

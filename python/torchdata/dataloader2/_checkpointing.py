@@ -26,7 +26,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.iter.mapping.wrapping import IterableWrapper
 
-#: If recomputing items takes fewer than `_LEAST` seconds, resuming causes no warning.
+#: If recomputing items takes less than `_LEAST` seconds, resuming causes no warning.
 _LEAST = 5.0
 
 #: The position in the epoch, the seeds and generators, and the ranks of a loader; each part is None if it is missing.

@@ -22,7 +22,7 @@ from torchdata.datapipes.map import SequenceWrapper
 
 
 def pipe_over(dataset: Any) -> Any:
-    """Wraps a dataset without copying it, and returns objects that are not datasets unchanged."""
+    """Wraps a dataset without copying it, and returns any other object unchanged."""
     if is_pipe(dataset):
         return dataset
     if is_indexed(dataset) and not isinstance(dataset, (str, bytes, bytearray, type)):

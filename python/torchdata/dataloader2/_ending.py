@@ -25,7 +25,7 @@ class Ending:
 
     Args:
         loader: the `DataLoader2`; a subclass may extend its `shutdown`.
-        note_left: stores the position for states that are requested after the shutdown.
+        note_left: a function that stores the position for states that are requested after the shutdown.
 
     Attributes:
         changing: the lock that a thread holds while it begins an epoch, loads a state, or shuts the loader down.

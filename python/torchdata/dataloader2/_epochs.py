@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
 #: The error message for a thread that still reads an epoch after another epoch has begun.
 LEFT = "this epoch was ended: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
-#: The minimum number of items per worker for a warning about idle workers. Idle workers in a shorter epoch are not
-#: reported, because the dataset is small, or the epoch is a trial run.
+#: The minimum number of items per worker for a warning about idle workers. If an epoch has fewer than `_LEAST` items
+#: per worker, idle workers are not reported, because the dataset is small, or the epoch is a trial run.
 _LEAST = 10
 
 
@@ -51,8 +51,8 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, for access to its attributes; None if it was dropped.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        thread: the id of a thread that has already received the error, where `next` raises StopIteration; 0 for no
-            thread.
+        thread: the id of a thread that has already received the error; in this thread, `next` raises StopIteration. 0
+            for no thread.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, thread: int = 0) -> None:
@@ -77,8 +77,8 @@ class EpochRun:
     """The epochs of a loader.
 
     Attributes:
-        delivery: delivers items to the user.
-        position: tracks the position in the epoch.
+        delivery: the object that delivers items to the user.
+        position: the `Tracker` of the position in the epoch.
         resume_at: the position where the epoch resumes, and whether recomputed items must equal the items delivered
             earlier; None for an epoch's start.
         saved_positions: the positions in the loaded states. The numbers of workers and ranks in the saved run may

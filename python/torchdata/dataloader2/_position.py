@@ -94,7 +94,8 @@ class Tracker:
         #: The position at the end of the last epoch, or the reason why this position is unknown; needed only if pipes
         #: in the workers keep state beyond an epoch.
         self.end: Position | str | None = None
-        # If the last attempt to begin an epoch failed, the number of epochs that had begun before it; otherwise None.
+        # If the last attempt to begin an epoch failed, the number of epochs that had begun before this attempt;
+        # otherwise None.
         self._epochs_before: int | None = None
         #: `_since`: the time when the epoch began or resumed. `_seconds_before`: in a resumed epoch, the duration of
         #: the epoch up to the saved position.
@@ -229,7 +230,7 @@ class Tracker:
                     read = self._read_by_main(entries[own], output)
                     position = beginning if read is None else output.position(read)
         except Exception as error:  # items of pipes that cannot be saved are recomputed
-            # A second pass over a set may have another order.
+            # A second pass over a set may yield the items in a different order, so items of a set cannot be recomputed.
             if isinstance(error, UnorderedSet) or is_of_handler(error):
                 raise
             self.unsaved = str(error)
@@ -425,7 +426,8 @@ class Tracker:
             self.end = str(error)  # a stored exception would keep the processes alive
             return
         # If the state of the pipes at the epoch's end could not be saved, `position` contains an earlier state. A
-        # loader that resumes from the earlier state rereads items, so the output is not marked as finished.
+        # loader that resumes from such an earlier state rereads items, so the workers' output is not marked as
+        # finished.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
@@ -491,7 +493,7 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Prevents `fullsync` at the end of a graph from synchronizing with other ranks for items that are recomputed.
 
-    Each rank may recompute another number of items, so the calls that synchronize the ranks would not match.
+    The ranks may recompute different numbers of items, so the calls that synchronize the ranks would not match.
 
     Args:
         drop: the number of recomputed items to drop after loading the state.

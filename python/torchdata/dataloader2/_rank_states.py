@@ -29,7 +29,7 @@ class SavedPositions:
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
         """Returns whether the saved epoch began in workers, or with another number of ranks than now. A loader without
-        workers resumes this epoch by running its shards in the main process.
+        workers resumes an epoch with shards by running all these shards in the main process.
         """
         if not all(position.in_main for position in self.positions.values()):
             return True

@@ -84,7 +84,7 @@ class CacheTimeout(Adapter):
     """Sets how long each `end_caching` of the graph waits for a file that another process is computing.
 
     Args:
-        timeout: the number of seconds. The argument is required, and None raises an error.
+        timeout: the number of seconds. `timeout` has no default, and None raises an error.
 
     Raises:
         ValueError: `timeout` is not a positive number.

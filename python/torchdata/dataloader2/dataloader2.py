@@ -60,8 +60,8 @@ def _part(path: str, meaning: str = "") -> Any:
     return property(attrgetter(path), lambda loader, value: setattr(owner_of(loader), name, value), doc=meaning or None)
 
 
-#: The attributes that a copy of a loader does not get. All other attributes are copied, because they may belong to a
-#: subclass.
+#: The attributes that a copy of a loader does not get. Attributes that are not in `_OWN` are copied, because they may
+#: belong to a subclass.
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 
@@ -72,7 +72,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     not copied: the main process reads the original objects, and forked workers inherit them. Only the start methods
     "spawn" and "forkserver" pickle the data, once for all workers. An error in a pipe, a `break` or a second `iter()`
     ends the epoch, and the next `iter()` begins a new epoch. End the loader with `shutdown()`, or use it as a context
-    manager. To pause after a number of items, use `limit()` and `resume()` of its iterator.
+    manager. To pause after a number of items, use the methods `limit` and `resume` of the loader's iterator.
 
     Several threads may share an iterator, and each item goes to one of these threads. A copy of a loader, by `copy` or
     pickle, is a separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a
@@ -82,8 +82,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     Args:
         datapipe: the last pipe of the graph, or a dataset: an object with a length and `__getitem__`, or an iterable
             that can be read several times. Without a `sharding_filter`, which `from_dataset` adds, every worker yields
-            all items of a dataset. A loader with `datapipe=None` needs a call of `load_state_dict`. If `datapipe` is an
-            object of another kind, using the loader raises an error.
+            all items of a dataset. A loader with `datapipe=None` must load a state by `load_state_dict` before it is
+            iterated. If `datapipe` is neither a pipe nor a dataset, using the loader raises an error.
         datapipe_adapter_fn: an adapter, or several adapters, which the loader applies in the given order to its copy of
             the graph; None by default.
         reading_service: the service that runs the graph; with None, the graph runs in this process, and the pipes draw
@@ -99,7 +99,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         wait_warning: fraction of an epoch's time that the program may wait for the loader, 0.3 by default. If the
             program waits for more than the fraction `wait_warning` of an epoch of at least 10 seconds, a
             `RuntimeWarning` with the result of `diagnose()` is issued once. `wait_warning=None`, or
-            `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
+            `TORCHDATA_WAIT_WARNING=0` in the environment, disables this warning about waiting.
         of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names the
             equivalent in this package.
 
@@ -242,9 +242,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         iterable that already divides its items among the workers. For datasets that the loader divides, items and
         batches are the same for any number of workers.
 
-        Call `set_epoch` of an iterable or a sampler before each epoch. The workers receive the epoch's number if the
-        iterable or sampler also has an attribute `epoch`. Before you resume inside an epoch, call `set_epoch` with the
-        number of the saved epoch.
+        Call `set_epoch` of an iterable or a sampler before each epoch. The workers receive the epoch's number only if
+        the iterable or sampler has, besides `set_epoch`, an attribute `epoch`. Before you resume inside an epoch, call
+        `set_epoch` with the number of the saved epoch.
 
         Args:
             dataset: an object with a length and `__getitem__`, such as PyTorch's `Dataset`; an iterable that can be
@@ -253,8 +253,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             batch_size: items per batch; None, the default, yields single items without collating them.
             shuffle: whether each epoch has a random order; False by default. An iterable is only shuffled within a
                 buffer; see `shuffle()`.
-            num_workers: number of worker processes; 0 (the default) reads in the main process; "auto" chooses the
-                number by the number of CPU cores.
+            num_workers: number of worker processes; 0 (the default) reads in the main process; "auto" chooses a number
+                that suits the CPU cores.
             sampler: the indices to read, for datasets with `__getitem__`, as for `sample_by` of map pipes; None (the
                 default) for all indices.
             drop_last: whether to omit a last batch that has fewer than `batch_size` items; False by default.
@@ -266,8 +266,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`; None by default.
             splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items.
                 If `splits_itself` is None, the loader assumes that iterables of some libraries, and iterables that use
-                `get_worker_info` and `num_workers`, divide their items. If this assumption is wrong, workers read the
-                same items, and an error is raised.
+                `get_worker_info` and `num_workers`, divide their items. If an iterable is assumed to divide its items
+                but does not, workers read the same items, and an error is raised.
             stats, stall_warning, wait_warning: the arguments of `DataLoader2` with these names, with the same defaults.
             of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names the
                 equivalent in this package.
@@ -411,23 +411,24 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Resumes from a state; no item of this loader may have been requested before.
 
         If the loader has a pipe, its graph must have the same pipes, functions and parameters as the graph of the saved
-        loader. The data must have the same kind and length as the data of the saved loader. A loader without a pipe
-        uses the pipe in the state, and applies its own adapters. An iterator of this loader that already exists also
-        resumes from the state. Batch sizes, and the adapters `ShardingPolicy` and `Shuffle`, may differ from the saved
-        run only if the state was saved between two epochs. A state of torchdata 0.9 contains no position inside an
-        epoch, so the epoch starts again with the seed of the state, and a UserWarning is issued.
+        loader. The data that the pipes read must have the same kind and length as in the saved loader. A loader without
+        a pipe uses the pipe in the state, and applies its own adapters. If this loader already has an iterator, the
+        iterator resumes from the state, too. Batch sizes, and the adapters `ShardingPolicy` and `Shuffle`, may differ
+        from the saved run only if the state was saved between two epochs. A state of torchdata 0.9 contains no position
+        inside an epoch, so the epoch starts again with the seed of the state, and a UserWarning is issued.
 
         The number of workers may differ from the number in the saved run. If the states of all ranks are given, the
-        number of ranks may also differ from the number in the saved run. The remaining items, their order and the
+        number of ranks may differ from the number in the saved run, too. The remaining items, their order and the
         random numbers stay the same, because each worker runs one or more of the original shards. After the resumed
         epoch, each epoch has one shard for each worker.
 
         Args:
             state_dict: a result of `state_dict`, or a dict of the states of all ranks, by rank.
             strict: whether a different pipeline is an error, and whether recomputed items must equal the original
-                items; True by default. If `strict` is False, only the classes of the pipes must be the same.
-            allow_pickle: whether values that need pickle are unpickled, which may run any code; True by default. If
-                `allow_pickle` is False, a value that needs pickle raises an error that names the pipe, and a loader
+                items; True by default. If `strict` is False, only the classes of the pipes must be the same as in the
+                saved loader.
+            allow_pickle: whether values that need pickle are unpickled; unpickling may run any code. True by default.
+                If `allow_pickle` is False, a value that needs pickle raises an error that names the pipe, and a loader
                 without a pipe cannot load the state.
 
         Raises:
@@ -451,8 +452,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         Args:
             state: a result of `state_dict`, or a dict of the states of all ranks, by rank. The state is unpickled, so
                 load only states that you trust.
-            reading_service: the service that runs the graph, and loads the service's state; with None, the graph runs
-                in this process.
+            reading_service: the service that runs the graph, and loads the state of the saved service; with None, the
+                graph runs in this process.
             strict: whether recomputed items must equal the original items; True by default.
 
         Returns:
@@ -474,8 +475,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def shutdown(self) -> None:
         """Ends the epoch and the reading service. After the shutdown, the loader cannot be iterated.
 
-        This method waits up to 2 s for the threads of pipes in the main process. A thread that takes longer than 2 s
-        may still draw random numbers until its current item is done.
+        This method waits up to 2 s for the threads of pipes in the main process. A thread that needs more than 2 s to
+        end may still draw random numbers until its current item is done.
 
         You may call `shutdown` several times, and from several threads. A thread that is reading the loader gets a
         RuntimeError. If Ctrl-C interrupts `shutdown`, the next call continues the shutdown. A forked child that has
@@ -513,7 +514,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Returns the data for creating an unstarted copy of the loader, including the attributes of a subclass.
 
         The copy and the loader share no object that is modified later. If the loader has loaded a state and has not
-        begun an epoch since, the copy also resumes from this state.
+        begun an epoch since, the copy resumes from this state.
         """
         pipeline, run, seeds = self._pipeline, self._run, self._seeds
         loaded: Any = pipeline.service_state, run.resume_at, run.saved_positions, self._keeper.loaded

@@ -86,8 +86,8 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
 
     `lint` finds items that several workers or no worker would yield, a `sharding_filter` without a `shuffle` before it,
     and expensive functions before the filter. `lint` also finds pipes that mix their inputs in a fixed pattern, such as
-    `mux`, before `.sharding_filter().batch(n)`. After the filter, the batches of each worker would contain the inputs
-    in another ratio.
+    `mux`, before `.sharding_filter().batch(n)`. After the `sharding_filter`, the batches of each worker would not
+    contain the inputs in the ratio of this pattern.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -447,7 +447,7 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _is_plain(iterable: Any) -> bool:
-    """Returns False for an iterable of the user's own class, which may divide its items among workers."""
+    """Returns False for an iterable of the user's own class, because it may divide its items among workers."""
     return isinstance(iterable, (list, tuple, dict, str, bytes, range, set, frozenset, type(None))) or (
         is_pipe(iterable)
         or is_indexed_only(iterable)

@@ -69,7 +69,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """
 
     def concat(self, *datapipes: Any) -> IterDataPipe[Any]:
-        """Yields the items of its inputs, one input after another. `a + b` creates the same pipe."""
+        """Yields the items of its inputs, one input after another. `a + b` is the same as `a.concat(b)`."""
 
     def cycle(self, count: int | None = None) -> IterDataPipe[T_co]:
         """Reads its source several times."""
@@ -274,8 +274,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Makes batches of items of similar length with a limited total length."""
 
     def mux(self, *datapipes: Any) -> IterDataPipe[Any]:
-        """Yields one item of each input in turn, until the shortest input ends. An incomplete round, in
-        which an input has ended, is not yielded.
+        """Yields one item of each input in turn, until the shortest input ends. If an input ends within a
+        round, the items of the incomplete round are not yielded.
         """
 
     def mux_longest(self, *datapipes: Any) -> IterDataPipe[Any]:
@@ -403,8 +403,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields every item several times before the next item. The item is not copied."""
 
     def round_robin_demux(self, num_instances: int, buffer_size: int = 1000) -> list[IterDataPipe[T_co]]:
-        """Distributes the items in turn: returns a list of `n` children; child `i` yields the items `i`,
-        `i + n`, `i + 2n` and so on.
+        """Distributes the items to `n` child pipes in turn, and returns a list of these pipes. Child `i`
+        yields the items `i`, `i + n`, `i + 2n` and so on.
         """
 
     def routed_decode(
@@ -566,7 +566,9 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Applies a function to each item when the item is requested."""
 
     def sample_by(self, sampler: Iterable[Any]) -> torchdata.datapipes.map.IndexSampler[T_co]:
-        """Yields the items of a map pipe in the order of a sampler, which is iterated again in each epoch."""
+        """Yields the items of a map pipe at the indices that a sampler yields. The sampler is iterated
+        again in each epoch.
+        """
 
     def shuffle(self, *, indices: Iterable[Any] | None = None) -> torchdata.datapipes.map.Shuffler[T_co]:
         """Yields the items of a map pipe in random order."""

@@ -165,8 +165,8 @@ class _Yielded:
 class _CommonPipe:
     """The methods that `IterDataPipe` and `MapDataPipe` share: lengths, `+`, pickling, states and descriptions.
 
-    The methods that set pickling hooks are named as in PyTorch. A hook that a tool sets on PyTorch's class also applies
-    to the pipes of this package.
+    The methods that set pickling hooks are named as in PyTorch. A pickling hook that a tool sets on a pipe class of
+    PyTorch also applies to the pipes of this package.
     """
 
     counterpart: ClassVar[Counterpart]
@@ -195,7 +195,7 @@ class _CommonPipe:
         return hook(state) if hook is not None else state
 
     #: The names of the attributes that the class declares by `state`. A pipe with `iteration_state` can be restored
-    #: from these attributes; `()` means that nothing needs to be restored.
+    #: from the named attributes; `()` means that nothing needs to be restored.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
@@ -204,8 +204,8 @@ class _CommonPipe:
     #: Names of attributes that contain items; pipes in these attributes are items, not sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that contain the user's data, such as a dataset. When a loader copies the pipe, the copy
-    #: shares the values of these attributes with the original. In attributes that are not in `data_attributes`, a
-    #: loader copies the containers, such as lists, but not the data in the containers.
+    #: shares the values of these attributes with the original. If the value of another attribute is a container, such
+    #: as a list, the copy of the pipe has its own container with the same data.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether the class uses the `state_dict` and `load_state_dict` that are derived from its declared attributes (see
     #: `DERIVED`).
@@ -365,7 +365,8 @@ class IterDataPipe(IterForms[T_co], _CommonPipe, PipeHooks, Generic[T_co], metac
         raise NotImplementedError(f"{type(self).__name__} is read by iterating, not by index")
 
     def reset(self) -> None:
-        """Prepares the pipe for a new iteration. This method is called whenever an iterator is created."""
+        """Prepares the pipe for a new iteration. `iter(pipe)` calls `reset`, unless the iteration resumes from a loaded
+        state."""
         for state in self._declared:
             if not state.lasts:
                 state.reset(self)
@@ -393,7 +394,8 @@ class MapDataPipe(MapForms[T_co], _CommonPipe, PipeHooks, Generic[T_co], metacla
         cls._take_declaration()
 
     def __iter__(self) -> Iterator[T_co]:
-        """Yields the items at 0, 1, … up to the length of the pipe, or up to an IndexError if the length is unknown."""
+        """Yields the items at the indices 0, 1, … up to the length of the pipe, or up to an IndexError if the length is
+        unknown."""
         try:
             indices: Iterable[int] = range(len(self))
         except (TypeError, NotImplementedError):
@@ -433,7 +435,7 @@ class DataChunk(list[T]):
 
     @property
     def items(self) -> list[T]:
-        """Returns the members as a plain list."""
+        """Returns the members of the batch as a plain list."""
         return list(self)
 
     def as_str(self, indent: str = "") -> str:

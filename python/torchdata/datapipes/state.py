@@ -173,8 +173,8 @@ def entries_of(graph: Graph) -> list[PipeEntry]:
 def fingerprint(datapipe: Any) -> Fingerprint:
     """Describes the class, sources and arguments of each pipe of a graph, sources first.
 
-    `save_state` stores this fingerprint in the state under `"graph"`. `load_state` compares the fingerprint in the
-    state with the fingerprint of the graph, and rejects a state of another graph.
+    `save_state` stores the fingerprint in the state under `"graph"`. `load_state` compares the fingerprint in the state
+    with the fingerprint of the graph, and rejects a state of another graph.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
@@ -200,14 +200,14 @@ class _Saving:
         self.graph, self.end, self.pipes = graph, graph.end, graph.pipes
         self._in_use = self._find_in_use(alone=True)
 
-    # -- which iterations belong together ------------------------------------------------------------------------
+    # -- iterations in use ---------------------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
         """Returns the ids of the pipes that a resumed run must continue to read.
 
         Args:
             alone: whether to include the main pipe of a split such as `fork`, because a child that has not begun may
-                read it.
+                read the main pipe later.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources
@@ -244,7 +244,7 @@ class _Saving:
             return beginning is None or beginning.torchs.get(id(source)) != source._valid_iterator_id
         return record_of(source).stamp > record_of(reader).stamp
 
-    # -- what must be replayed -----------------------------------------------------------------------------------
+    # -- pipes to replay -----------------------------------------------------------------------------------------
 
     def _to_replay(self) -> list[Any]:
         """Returns the pipes to replay. The direct and indirect sources of a replayed pipe are left out, because they
@@ -266,9 +266,9 @@ class _Saving:
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
         """Returns whether the whole graph must be replayed instead of only the pipes in `replayed`. A replay of the
-        whole graph is necessary if another pipe reads the same source as one of these pipes, as with the children of a
-        `fork`. It is also necessary if the states of the global random generators have changed, because a user function
-        of any pipe may have drawn numbers."""
+        whole graph is necessary if a pipe that is not in `replayed` reads the same source as a pipe in `replayed`, as
+        with the children of a `fork`. A replay of the whole graph is also necessary if the states of the global random
+        generators have changed, because a user function of any pipe may have drawn numbers."""
         beginning = record_of(self.end).beginning
         if beginning is None:
             return False

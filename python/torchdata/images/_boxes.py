@@ -35,7 +35,7 @@ def drawing_from(rng: Any) -> Callable[[], float]:
 def random_resized_crop(
     rng: Any, width: int, height: int, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3)
 ) -> Box:
-    """Returns a random part of an image, by the rules of torchvision's `RandomResizedCrop`.
+    """Returns a random box within an image, by the rules of torchvision's `RandomResizedCrop`.
 
     The fraction of the image's area is uniformly distributed within `scale`, and the logarithm of width / height within
     the logarithms of `ratio`. If a random box exceeds the image, another box is drawn, up to ten in total. If all ten
@@ -87,13 +87,13 @@ def random_resized_crop(
 
 
 def center_crop(width: int, height: int, share: float = 0.875, ratio: float = 1.0) -> Box:
-    """Returns the center of an image: the usual deterministic crop for validation.
+    """Returns a box at the center of an image: the usual deterministic crop for validation.
 
     With `size=224` and the share 0.875, the result corresponds to torchvision's `Resize(256)` and `CenterCrop(224)`.
 
     Args:
-        width: the width of the uncropped image in pixels, at least 1. For a smaller width or height, no error is
-            raised, and the result is not a valid box.
+        width: the width of the uncropped image in pixels, at least 1. If `width` or `height` is less than 1, no error
+            is raised, and the result is not a valid box.
         height: the height of the uncropped image in pixels, as for `width`.
         share: the size of the crop along each axis, as a fraction of the largest box with the given ratio; 0.875 by
             default.

@@ -245,7 +245,7 @@ def decode_batch(
 
 @contextmanager
 def _numbered(number: int) -> Iterator[None]:
-    """Adds a note with the position of the image in the batch to an exception."""
+    """Adds to an exception a note with the position of the image in the batch."""
     try:
         yield
     except Exception as error:
@@ -319,8 +319,8 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # The minimum size of the image after a reduction by the decoder. If the reduced image were smaller, the crop
-        # would have fewer pixels than the result.
+        # The minimum size of the image after a reduction by the decoder. If the reduced image were smaller than this
+        # size, the crop would have fewer pixels than the result.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)

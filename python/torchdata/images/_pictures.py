@@ -27,8 +27,9 @@ class DecodablePicture(Protocol):
     height: int
 
     def pixels(self, out: Any = None) -> Any:
-        """Returns the pixels as an array (height, width, channels). If `out` is None, the array is valid only until the
-        same thread decodes another image."""
+        """Returns the pixels as an array (height, width, channels). If `out` is None, the returned array is valid only
+        until the same thread decodes another image.
+        """
 
     def part(self, region: tuple[float, ...]) -> tuple[Any, int, int]:
         """Returns an array with at least the pixels of a region, and the column and row of the array's first pixel."""

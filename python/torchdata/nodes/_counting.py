@@ -1,7 +1,7 @@
 """The counters of a `Loader` of nodes.
 
 The statistics count the items that the loader yields, and the items that the processes of nodes compute. With
-`stats="full"`, a wrapper around the iterator of each node also counts and times the items of this node.
+`stats="full"`, a wrapper around the iterator of each node counts and times the items of this node.
 """
 
 from __future__ import annotations

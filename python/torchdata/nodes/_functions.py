@@ -11,7 +11,7 @@ from torchdata.datapipes._pipe.explaining import not_the_end
 
 
 class Failure:
-    """Replaces the result of a call that raised an error in a list of results.
+    """Replaces, in a list of results, the result of a call that raised an error.
 
     Args:
         error: the error, or its description if another process has raised it.

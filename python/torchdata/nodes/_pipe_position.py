@@ -29,8 +29,7 @@ class PipePosition(PipePasses):
             from torchdata.dataloader2.graph import set_graph_random_seed
             from torchdata.dataloader2.random import SeedGenerator
 
-            # Without this step, the shared seeds would be the same in all epochs, because `spawn` does not change
-            # shared seeds.
+            # Each epoch needs a generator with a new seed, because `spawn` does not change shared seeds.
             of_epoch = SeedGenerator(self.seed).spawn(self._epoch).generate_seed()
             set_graph_random_seed(self.pipe, SeedGenerator(of_epoch))
         else:

@@ -6,8 +6,9 @@ an item from the source. While a thread processes its item, another thread can t
 The queue stores the results and the position: a snapshot of the source, and the numbers of the items that were yielded
 after the snapshot. A resumed node rereads the items that were being processed when the state was saved.
 
-If the program abandons an epoch, a thread first reads all items that may be read ahead. The source has then yielded the
-same number of items in each run, so its counters and random draws do not depend on the speed of the threads.
+If the program abandons an epoch, a thread first reads all items that may be read ahead. Therefore, the source has
+yielded the same number of items in each run, and its counters and random draws do not depend on the speed of the
+threads.
 
 Threads refer to `_Work` and the source, but not to the node, so that deleting the node ends the threads.
 """
@@ -53,9 +54,8 @@ class _Work(ReadAhead):
             yields fewer.
         **options: further arguments of the queue: `in_order`, `position` and `grows`. `position` is the loaded state: a
             snapshot of the source, how many items directly after the snapshot are dropped, and which later items (by
-            number) are dropped. `grows` is None if `limit` is fixed. If `limit` may grow, `grows` contains three
-            numbers: the maximum of the limit, the number of consecutive small items that were yielded last, and the
-            current limit.
+            number) are dropped. `grows` is None if `limit` is fixed. If `limit` may grow, `grows` is a tuple with the
+            maximum of the limit, the number of consecutive small items that were yielded last, and the current limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:
@@ -93,7 +93,8 @@ class _Work(ReadAhead):
 
     def call(self, worker: MapWorker, sharers: int) -> None:
         """Takes items that another thread has read from the source, and sends them to the process of `worker`, which
-        computes the results. `sharers`: the number of threads that share these items."""
+        computes the results. `sharers`: the number of threads that share the items.
+        """
         queue, most, pace = self.queue, 1, math.inf
         while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
             slots, items = claimed
@@ -207,8 +208,8 @@ class ReadSource:
         reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(later))
         options = {"in_order": in_order or not repeatable, "position": position, "grows": grows}
         self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
-        #: A function that returns the next result, or raises the error of the next item. The function raises
-        #: StopIteration at the end, and RuntimeError if the threads were shut down or belong to another process.
+        #: A function that returns the next result, or raises the error of the next item. `next` raises StopIteration at
+        #: the end, and RuntimeError if the threads were shut down or belong to another process.
         self.next: Callable[[], Any] = reader_of(self.work.queue)
         work = self.work
         for function in functions:

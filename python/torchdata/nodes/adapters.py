@@ -264,8 +264,8 @@ class IterableWrapper(IteratingNode[T]):
     order, a `RuntimeWarning` is issued. If the iterable's iterator is `Stateful`, its state is saved as well.
 
     A set of strings, numbers, paths, Enum members, or tuples and frozensets of such values, is read in sorted order,
-    which is the same in every process. For a set of other objects, a state that was saved within an epoch cannot be
-    loaded.
+    which is the same in every process. A set with members of other types, for example of a user-defined class, has no
+    fixed order, so a state that was saved within an epoch cannot be loaded.
 
     The node has a length if the iterable has a length.
 
@@ -345,8 +345,8 @@ class SamplerWrapper(IteratingNode[T]):
         sampler: the sampler, which is read once per epoch.
         initial_epoch: the number of the first epoch; 0 by default.
         epoch_updater: a function that takes the number of an epoch, and returns the number of the next epoch. If no
-            item of an epoch was requested, `epoch_updater` is not called after this epoch. The default function adds
-            one to the epoch's number. If the function is `Stateful`, its state is part of the node's state.
+            item of an epoch was requested, `epoch_updater` is not called after this epoch. The default `epoch_updater`
+            adds one to the epoch's number. If `epoch_updater` is `Stateful`, its state is part of the node's state.
 
     Raises:
         TypeError: `sampler` is not iterable, `initial_epoch` is not an integer, or `epoch_updater` is not a function.

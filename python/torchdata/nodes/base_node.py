@@ -40,7 +40,7 @@ class NotReset:
 class BaseNode(Iterator[T]):
     """A step of data loading: an iterator that can be reset to its beginning or to a saved position.
 
-    A subclass defines `next`, `reset` and `get_state`. The subclass calls `super().__init__()` in its `__init__`, and
+    A subclass defines `next`, `reset` and `get_state`. A subclass calls `super().__init__()` in its `__init__`, and
     `super().reset(initial_state)` in its `reset`. Read a node by `next(node)` or in a loop, or preferably through a
     `Loader`, which handles epochs.
 
@@ -128,7 +128,7 @@ class BaseNode(Iterator[T]):
         raise NotImplementedError(f"{type(self).__name__} must define get_state()")
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position after the last item, for `reset`. The dict can be pickled and never changes.
+        """Returns the position after the last item, for `reset`. The returned dict can be pickled and never changes.
 
         If the node was never reset, `state_dict` first resets the node to its beginning.
         """
@@ -190,8 +190,9 @@ class PassingNode(BaseNode[T]):
 
 
 class Again:
-    """Replaces a node's `_advance` after Ctrl-C has interrupted the processing of an item. The next call returns the
-    interrupted item, and restores the original `_advance`."""
+    """Replaces a node's `_advance` after Ctrl-C has interrupted the processing of an item. The next call of `_advance`
+    returns the interrupted item, and restores the original `_advance`.
+    """
 
     def __init__(self, node: BaseNode[Any], item: Any) -> None:
         self._node: BaseNode[Any] | None = node
@@ -221,8 +222,9 @@ def advance_of(source: BaseNode[T]) -> Callable[[], T]:
 
 
 def reader_of(items: Iterator[T]) -> Callable[[], T]:
-    """Returns a function that reads the next item of an iterator. The function uses a loop, because Ctrl-C could lose
-    the item after a call of `next`, but not inside a loop."""
+    """Returns a function that reads the next item of an iterator. The returned function uses a loop, because Ctrl-C
+    could lose the item after a call of `next`, but not inside a loop.
+    """
 
     def read() -> T:
         for item in items:

@@ -92,7 +92,7 @@ class Batcher(BaseNode[list[T]]):
 class Collator(Batcher[Any]):
     """Combines every `batch_size` items by a collate function, like a `Batcher` followed by a `Mapper`.
 
-    If Ctrl-C interrupts the function, the batch is kept for the next call.
+    If Ctrl-C interrupts `collate_fn`, the batch is kept for the next call.
 
     Args:
         source: the node to read.
@@ -141,7 +141,8 @@ class Unbatcher(BaseNode[T]):
     """Yields the members of the source's items, one by one.
 
     If a state is saved within a batch, it contains the position before this batch, and loading the state rereads the
-    batch. If the order of the batches is not fixed, the state contains the unread members of the batch instead.
+    batch. If the order of the batches is not fixed, the state contains the unread members of the batch instead of this
+    position.
 
     Args:
         source: the node to read, with items that have a length and support indexing, as lists, tuples, arrays and
@@ -180,8 +181,8 @@ class Unbatcher(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         if self._skipped and initial_state is None:
-            # Before a new epoch, the node first moves to an unused loaded position, because the source's next epoch may
-            # depend on it.
+            # If a loaded position was not used, the node first moves to this position, because the source's next epoch
+            # may depend on the position.
             with FailuresSuppressed():
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

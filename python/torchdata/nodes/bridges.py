@@ -23,7 +23,7 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
 
     A saved state is copied. Copies of a large state, for example of a shuffle with many items, slow down a
     `ParallelMapper` or `Prefetcher` that reads this node. To reduce the number of copies, set `snapshot_frequency` of
-    the reading node above 1.
+    the node that reads this node above 1.
 
     Args:
         pipe: the last pipe of a graph.
@@ -84,8 +84,8 @@ class NodePipe(IterDataPipe[T]):
 
     def reset(self) -> None:
         if self._restored is not None and not self._began_for_state:
-            # Before a new epoch, the node is first reset to an unused loaded position, because its next epoch may
-            # depend on it.
+            # If a loaded position was not used, the node is first reset to this position, because its next epoch may
+            # depend on the position.
             self.source_node.reset(self._restored)
             self._restored = None
 

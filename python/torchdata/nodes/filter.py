@@ -16,7 +16,7 @@ __all__ = ["Filter"]
 class Filter(BaseNode[T]):
     """Yields each item if a function returns a true value for it.
 
-    If Ctrl-C interrupts the function, the item is kept for the next call.
+    If Ctrl-C interrupts `filter_fn`, the item is kept for the next call.
 
     Args:
         source: the node to read.

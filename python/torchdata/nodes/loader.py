@@ -38,9 +38,10 @@ class Loader(ObservedLoader, Generic[T]):
 
     A loader has one valid iterator: a new `iter()` begins the next epoch and invalidates the previous iterator. Threads
     may share an iterator, and each item goes to one of the threads. After a state was loaded, the next `iter()` resumes
-    from this state. An older iterator also resumes from this state if it has not yielded an item; otherwise, it raises
-    `RuntimeError`. A loader that is used as a context manager calls `shutdown` at the end. A copy, by `copy` or pickle,
-    is an independent loader over a copy of the graph, and has not begun.
+    from this state. An iterator that was created before the state was loaded also resumes from the loaded state if it
+    has not yielded an item; otherwise, it raises `RuntimeError`. A loader that is used as a context manager calls
+    `shutdown` at the end. A copy, by `copy` or pickle, is an independent loader over a copy of the graph, and has not
+    begun.
 
     Args:
         root: the last node.
@@ -51,7 +52,7 @@ class Loader(ObservedLoader, Generic[T]):
             `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set.
         wait_warning: the fraction of an epoch that the program may wait for the loader; None disables the warning; 0.3
             by default. A warning is issued if an epoch lasts at least 10 seconds, and the program waits for more than
-            this fraction of the epoch.
+            the fraction `wait_warning` of the epoch.
 
     Raises:
         TypeError: `root` is not a node.
@@ -191,8 +192,9 @@ class Loader(ObservedLoader, Generic[T]):
         return [thread for run in runs if run is not None for thread in run.work.threads]
 
     def shutdown(self) -> None:
-        """Ends all threads and processes of the graph. `shutdown` may be called several times. `iter()` starts threads
-        and processes again."""
+        """Ends all threads and processes of the graph. `shutdown` may be called several times. After a shutdown,
+        `iter()` starts new threads and processes.
+        """
         self._recorder.close()
         self.root.shutdown()
 
@@ -231,8 +233,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     #: An item that `has_next` has read in advance. `_before_item` is the position of the iterator before `_item`.
     _item: Any = _NONE
     _before_item: Any = None
-    #: The number of items that had been yielded when the loaded state was saved, or None. If no further item follows,
-    #: the iterator begins the next epoch.
+    #: The number of items that had been yielded when the loaded state was saved, or None. If no item of the epoch
+    #: follows after the loaded position, the iterator begins the next epoch.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:

@@ -51,7 +51,8 @@ class MapOverBatch(Generic[X, T]):
 
 class _InlineMapper(BaseNode[T]):
     """Calls the function in the thread that reads the node. If Ctrl-C interrupts the function, the next call of `next`
-    calls the function with the same item."""
+    repeats the function call with the same item.
+    """
 
     SOURCE_KEY = "source"
     CUT_OFF_KEY = "cut_off"
@@ -157,13 +158,13 @@ class _Unpacker(Unbatcher[T]):
 class ParallelMapper(PassingNode[T]):
     """Calls a function with each item, in several threads or processes.
 
-    Only one thread at a time reads the source. An error of the function is raised instead of its result, with the
-    original traceback. Later results can still be read after an error.
+    Only one thread at a time reads the source. An error of `map_fn` is raised instead of its result, with the original
+    traceback. Later results can still be read after an error.
 
     A state contains the position after the yielded items. When a state is loaded, items that were read but not yet
-    yielded are reread, and the function is called with them again. With `in_order=False`, a resumed node yields, in any
-    order, exactly the results that had not been yielded when the state was saved. If the source may have another order
-    when it is reread, `in_order=False` has no effect, and `snapshot_frequency` is always 1.
+    yielded are reread, and `map_fn` is called with these items again. With `in_order=False`, a resumed node yields, in
+    any order, exactly the results that had not been yielded when the state was saved. If the source may have a
+    different order when it is reread, `in_order=False` has no effect, and `snapshot_frequency` is always 1.
 
     Processes run from the first `reset` until `shutdown()`, or until the node is deleted. Arrays are sent to and from
     processes in shared memory, with one copy in each direction. If a process exits, the node raises a
@@ -188,13 +189,13 @@ class ParallelMapper(PassingNode[T]):
             not exceed `num_workers`. By default (None), `max_concurrent` is twice `num_workers`. With processes, the
             default of `max_concurrent` grows while items and results are small (numbers, short strings, and tuples of
             these). For small items, the default of `max_concurrent` grows by one for every eight yielded items, up to
-            128 times `num_workers`. Several small items are sent together.
+            128 times `num_workers`. Several small items are sent in one message.
         snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source; see
             `Prefetcher`; 1 by default.
         prebatch: the number of items that a worker receives together; None (the default) for single items. Sending
             several items together saves time if they are small.
         on_worker_exit: what happens if a process exits. "error" (the default) raises `WorkerExitedError`. "restart"
-            replaces the process, issues a `RuntimeWarning`, and gives the item to the new process. If
+            replaces the process, issues a `RuntimeWarning`, and sends the unfinished items to the new process. If
             processes exit three times at the same item, `WorkerExitedError` is raised.
         timeout: the number of seconds within which a process must return the result for an item; None (or 0) for no
             limit. The timeout does not apply to threads, because a thread cannot be killed.

@@ -21,7 +21,8 @@ class Shuffler(BaseNode[T]):
         source_node: the node to read.
         buffer_size: the number of items in the buffer; 1,024 by default. `Shuffler` yields an item at most
             `buffer_size` positions earlier than the source does.
-        seed: the seed of the order, which is the same in each epoch. By default (None), each epoch has another order.
+        seed: the seed of the order, which is the same in each epoch. By default (None), each epoch has a different
+            order.
         store_buffer: whether a state contains the items in the buffer; True by default. If `store_buffer` is False, the
             state contains the source's position at the beginning of the epoch, and all items are reread when the state
             is loaded. If the order of the source may vary, a state always contains the buffer.

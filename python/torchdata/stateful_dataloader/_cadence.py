@@ -1,8 +1,8 @@
 """Decides when a worker of a `StatefulDataLoader` takes snapshots of its dataset, and when it checks its random
 generators.
 
-Slow snapshots and checks are performed less often. All times are seconds of the monotonic clock, which is the same in
-all processes.
+The slower the snapshots and checks are, the less often they are performed. All times are seconds of the monotonic
+clock, which is the same in all processes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class SnapshotCadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: The durations of the last three snapshots. Only the shortest duration is used, because the system may have
-        #: suspended the process during a longer snapshot.
+        #: The durations of the last three snapshots. Only the shortest of these durations is used, because the system
+        #: may have suspended the process during the longer snapshots.
         self._costs: deque[float] = deque(maxlen=3)
         self.due = 0.0
 

@@ -1,7 +1,7 @@
 """Copies a dataset for several shards in one process, so that each shard has its own data, as in a worker process.
 
 The main process pickles the dataset and the loader's functions once, and a process unpickles them once for each of its
-shards. All copies of an array share one memory until a shard writes to its copy. The copies also share locks, read-only
+shards. All copies of an array share one memory until a shard writes to its copy. All copies share locks, read-only
 arrays, and objects that separate processes would share, such as queues of multiprocessing.
 """
 

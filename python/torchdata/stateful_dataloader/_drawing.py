@@ -3,8 +3,8 @@ numbers, even if the program has seeded the global generators differently.
 
 A state contains the positions of all generators for orders and seeds. A resumed loader sets its own generators to the
 saved positions. The global generators belong to the program, so the loader draws from *displaced* copies, which start
-at the saved positions. A draw from a global generator also advances its copy, and a draw from the copy also advances
-the global generator. If the program seeds the global generator, the loader drops the copy.
+at the saved positions. A draw from a global generator also advances its displaced copy, and a draw from the displaced
+copy also advances the global generator. If the program seeds a global generator, the loader drops the displaced copy.
 
 If a sampler cannot save its state, `Replay` sets the generators to their states from the epoch's beginning, and rereads
 the sampler. Other code may use the generators within an epoch, so `Draws` records the generators' states whenever the
@@ -65,8 +65,8 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: The global generators that may change when an epoch begins. Without workers, this attribute contains all
-        #: global generators, because the dataset may use any of them.
+        #: The global generators that may change when an epoch begins. Without workers, `_shared` contains all global
+        #: generators, because the dataset may use any of them.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
         #: Maps the name of a global generator to two states at the same moment: the state of the displaced copy, and
@@ -252,8 +252,8 @@ class Draws:
         self._left: Moment = self._drawing.marks() if first else {}
         self._before: Moment = {}
         self._moment: Moment = {}
-        #: The recorded draws. Each entry contains the number of indices before a draw, and the encoded states of the
-        #: generators at this draw.
+        #: For each recorded draw: the number of indices before the draw, and the encoded states of the generators at
+        #: the draw.
         self.noted: deque[list[Any]] = deque(noted, maxlen=_MOST)
         #: For each generator, the number of indices that had been read when the sampler last drew from this generator.
         self.last: dict[Any, int] = {}

@@ -147,8 +147,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         self._data: list[Any] = []
         self._is_cut_off = False
         self._counted = 0
-        #: A checksum of those samples of the complete batches that were chosen for comparison, or None for a dataset
-        #: with a state. `_samples` is the same checksum, but includes the samples of a batch that was not completed.
+        #: A checksum of some samples of the complete batches, for comparison after resuming; None for a dataset with a
+        #: state. `_samples` is the same checksum, but includes the samples of a batch that was not completed.
         self.digest: int | None = None
         self._samples = SampleDigest()
 

@@ -1,7 +1,7 @@
 """Reads, sets and saves the random generators that determine orders, worker seeds and samples.
 
-`read` and `write` exchange a generator's state as an opaque value, which is fast. `encoded` converts an opaque value to
-plain values, which a saved state contains, and `decoded` checks and converts plain values.
+`read` and `write` get and set a generator's state as an opaque value, which is fast. `encoded` converts an opaque value
+to plain values, which a saved state contains, and `decoded` checks and converts plain values.
 
 The default generators of torch, NumPy and Python are Mersenne Twisters. The state of a Mersenne Twister consists of 624
 words of 32 bits and the index of the next word. A torch generator that is set to the words of a NumPy or Python
@@ -134,8 +134,8 @@ def with_words(state: Any, words: Words) -> Any:
 def encoded(state: Any) -> Any:
     if (words := words_of(state)) is None:
         return {"bits": _plain(state)}
-    # Generators compute normally distributed numbers in pairs. `kept` contains the second number of such a pair, if it
-    # was computed but not returned yet.
+    # Generators compute normally distributed numbers in pairs. If the second number of a pair was computed but not
+    # returned yet, `kept` contains this number.
     seed, kept = None, list[Any]()
     if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)
@@ -292,7 +292,7 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
     Args:
         seeded: a new generator with the seed of `origin`, if the seed is known. Returns None if `target` is nearer to
-            `seeded` than to `origin`, because the program has then reseeded the generator.
+            `seeded` than to `origin`, because in this case, the program has reseeded the generator.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0

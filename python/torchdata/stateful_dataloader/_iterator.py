@@ -1,5 +1,6 @@
-"""The base class of a loader's iterators, which draws the indices of the epoch and creates the state. The class derives
-from PyTorch's iterator, which draws the seeds and counts the batches."""
+"""The base class of a loader's iterators, which draws the indices of the epoch and creates the state. This base class
+derives from PyTorch's iterator, which draws the seeds and counts the batches.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +50,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._facts = facts_of(loader)
-        #: The loader, if it has loaded a state since this iterator was created. `_successor`: the iterator that then
-        #: replaces this iterator.
+        #: The loader, if it has loaded a state since this iterator was created. `_successor`: the iterator that
+        #: replaces this iterator after a state was loaded.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
         #: `_is_persistent`: whether new persistent workers resume from a state that was saved between two epochs.

@@ -1,14 +1,15 @@
 """Defines the keys of a `StatefulDataLoader` state. Programs inspect states, so the keys have the same meaning as in
 torchdata 0.8 to 0.11. A state describes the position after the last batch that the user received. The keys are the same
 before, during and after an epoch, because `torch.distributed.checkpoint` ignores keys that the state of a new loader
-lacks. All data that torchdata 0.11 does not save is in a dict under the key `OURS`. This dict also contains the states
-of a user's iterators, because a new loader's state may lack keys of these states. The dict is the only member of a
-tuple, because a checkpoint treats a tuple as one value, and drops no keys inside it. The dict has these keys:
+lacks. All data that torchdata 0.11 does not save is in a dict under the key `OURS`. The dict under `OURS` also contains
+the states of a user's iterators, because a new loader's state may lack keys of these states. The dict under `OURS` is
+the only member of a tuple, because a checkpoint treats a tuple as one value, and drops no keys inside it. The dict has
+these keys:
 
 - "generators": the states of the generators for orders and seeds. The key "now" contains the generators' states when
   the loader's state was saved. For samplers that cannot save their positions, "iter" contains the states before the
-  sampler's iterator was created, and "first" the states before its first index. Each of "first" and "now" contains only
-  the states that changed after the preceding moment.
+  sampler's iterator was created, and "first" the states before its first index. "first" contains only the states that
+  changed after "iter", and "now" only the states that changed after "first".
 - "indices": the indices that the sampler had returned before its state was saved, for batches that the user had not
   received. The key "indices" exists for loaders with `in_order=False` and, for a user's sampler, before the first batch
 - "indices_since": the number of indices that were drawn after the sampler's state was saved
@@ -17,7 +18,7 @@ tuple, because a checkpoint treats a tuple as one value, and drops no keys insid
   indices; "digest": a checksum of the indices; "draws": the generators' states at each draw of the sampler that
   followed a draw by other code
 - "batch_size": the number of samples per batch, if the sampler provides it
-- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, the value is the
+- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, "epoch" is the
   epoch number of the current order, even if the program has already set the next epoch
 - "skipped": if samples may be skipped, the number of skipped samples by kind of exception, and the number of all
   samples
@@ -184,7 +185,7 @@ def _parse(state: dict[str, Any], ours: dict[str, Any], is_ours: bool) -> EpochS
 
     Args:
         ours: the dict under the key `OURS`.
-        is_ours: False for a state of torchdata 0.8 to 0.11, which lacks this key.
+        is_ours: False for a state of torchdata 0.8 to 0.11, which lacks the key `OURS`.
     """
     if "_snapshot" in state:
         main, saved = state["_snapshot"]["_main_snapshot"], state["_snapshot"]["_worker_snapshots"]

@@ -6,8 +6,8 @@ after the last drawn index. The data in a state depend on the sampler:
 
 - For PyTorch's `RandomSampler`, a state contains the generator's state before the order was drawn, and the number of
   indices that the user has received.
-- If the sampler or its iterator has `state_dict`, the loader calls this method every `snapshot_every_n_steps` indices,
-  and keeps each result until the user has received the batch.
+- If the sampler or its iterator has `state_dict`, the loader calls `state_dict` every `snapshot_every_n_steps` indices,
+  and stores each result until the user has received the batch of the index.
 - For any other sampler, a resumed loader restores the generators' states from the beginning of the epoch and rereads
   the sampler, which then returns the same indices.
 """
@@ -313,8 +313,8 @@ class IndexOrder:
             digest=None if self._is_known or not self.drawn else self._draws.digest,
         )
         encoded, iter_, first = self._drawing.encoded, self._at_iter, self._at_first
-        # A first draw that was not finished is repeated after resuming, so the generators' states from before it are
-        # saved.
+        # A first draw that was not finished is repeated after resuming, so the generators' states from before this draw
+        # are saved.
         is_within = (self._is_drawing or self._is_cut) and self._read is _NONE
         unread = first if is_within and not self.drawn else None
 
@@ -367,8 +367,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif received > number:
             state = state._replace(indices_since=received - number)
-        # A resumed sampler repeats the draws after its recorded state, so the states that its generators then had are
-        # saved.
+        # A resumed sampler repeats the draws after its recorded state, so the states of its generators at the time of
+        # the recorded state are saved.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 

@@ -6,7 +6,7 @@ is full, the main process queues further orders (batch requests) instead of wait
 for the main process.
 
 With `PinnedUnits`, a separate thread receives all messages from the workers, and copies the batches to pinned memory.
-This pinning thread does not refer to the iterator, so it ends when the iterator is deleted.
+The pinning thread does not refer to the iterator, so it ends when the iterator is deleted.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class WorkerPool(Group):
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
         #: For each shard, the unanswered batch requests (orders) as pairs of number and index. `_taken` is the number
-        #: of batch requests that were sent. The main process sends the remaining requests once the worker's command
-        #: link has space.
+        #: of batch requests that were sent. The main process sends the requests that were not sent yet once the
+        #: worker's command link has space.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -186,8 +186,9 @@ class WorkerPool(Group):
         """Waits for a worker's next message and appends it to `hand`, if `hand` is empty.
 
         Args:
-            hand: an empty list, or a list with one unprocessed message. If a signal handler raises an exception, the
-                message is not lost: it is in `hand`, or the next call returns it.
+            hand: the list that receives the message; if it already contains an unprocessed message, `wait` returns
+                immediately. If a signal handler raises an exception, the message is not lost: it is in `hand`, or the
+                next call returns it.
 
         Raises:
             WorkerExitedError: a worker process has exited.
@@ -281,7 +282,7 @@ class PinnedUnits:
             raise
 
     def leave(self) -> None:
-        """Waits until the pinning thread has ended, so that this thread receives no batches of the next epoch."""
+        """Waits until the pinning thread has ended, so that it receives no batches of the next epoch."""
         if self._epoch is not None:
             self._epoch.close()
             self._epoch.join(_LEAVE_TIMEOUT)

@@ -65,8 +65,9 @@ class ReadingPosition(NamedTuple):
         return self.follows_end is not None and not self.ended
 
     def of_stream(self, is_own_iterator: bool) -> StreamState:
-        """Returns the position of a dataset and its iterator. If the dataset is its own iterator, its state may be
-        stored in `self.iterator`."""
+        """Returns a `StreamState` with the states of the dataset and of its iterator. If the dataset is its own
+        iterator, its state may be stored in `self.iterator`.
+        """
         is_own = self.dataset is None and is_own_iterator
         own, inner = (self.iterator, None) if is_own else (self.dataset, self.iterator)
         return StreamState(own, inner, not self.begins, bool(self.follows_end or self.ended))

@@ -61,7 +61,8 @@ class EpochReader:
     """Reads the batches of an epoch.
 
     Args:
-        generators: returns the generators' states for a snapshot; None if the caller saves these states.
+        generators: a function that returns the generators' states for a snapshot; None if the caller saves these
+            states.
     """
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
@@ -149,8 +150,9 @@ class EpochReader:
         self._held = _NONE
         random = position.random or {}
         set_all(random)
-        # Loading a dataset's state may set the global generators. A reader that begins a new epoch must not use these
-        # loaded states, so the previous states of the generators are restored after loading.
+        # Loading a dataset's state may set the global generators. A reader that begins a new epoch must not use
+        # generator states that were set by loading, so the previous states of the generators are restored after
+        # loading.
         with put_back_afterwards(GLOBAL if position.ended or (position.unstarted and not position.begins) else ()):
             self._fetcher = None
             if not position.ended or position.has_state:
@@ -220,7 +222,7 @@ class EpochReader:
                 self._fetcher.position = None
 
     def _read_again(self, position: ReadingPosition) -> None:
-        """Reads and drops the batches after the snapshot."""
+        """Reads and drops the batches that were originally read after the snapshot."""
         since, before = position.since, [*map(mark_of, GLOBAL)]
         indices = since if isinstance(since, list) else range(since)
         for number, index in enumerate(indices):
@@ -317,8 +319,9 @@ class EpochReader:
         return state if is_exact else state._replace(digest=None, ended=False)
 
     def took(self, position: ReadingPosition | bytes) -> None:
-        """Records `position`, a snapshot of the present position, which must be pickled or contain copies of the
-        states."""
+        """Records `position`, a snapshot of the present position. `position` must be pickled, or contain copies of the
+        states.
+        """
         if self._back is not None or self._is_cut_off:
             return
         if self.reading.is_iterable and (self.count or self.has_ended):

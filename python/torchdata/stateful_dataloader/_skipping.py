@@ -1,7 +1,7 @@
 """Skips samples of a `StatefulDataLoader` if the dataset raises an exception for them.
 
-The fetcher omits these samples, and reports them with the batch. The main process counts omitted samples when it
-returns the batch to the user.
+The fetcher omits the samples with exceptions, and reports them together with the batch. The main process counts omitted
+samples when it returns the batch to the user.
 """
 
 from __future__ import annotations

@@ -42,8 +42,8 @@ from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader) of a loader with persistent workers, which ended this thread's epoch"
 
-# The first use of `record_function` imports a module, which reads files. During an epoch, this import would prevent
-# `processes/positions.py` from detecting files that children share.
+# The first use of `record_function` imports a module, which reads files. If a file were read during an epoch,
+# `processes/positions.py` could not detect files that children share.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
@@ -108,7 +108,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _start(self, loader: Any, state: EpochState | None) -> None:
         if state is None or state.is_over:
             # Like PyTorch's loader, this code creates the sampler's iterator twice, and draws two seeds for pipes
-            # although only the first seed is used. As a result, later random numbers are the same as with PyTorch's
+            # although only the first seed is used. Therefore, all later random numbers are the same as with PyTorch's
             # loader.
             seed = self._shared_seed
             self._begin_again(loader, True)
@@ -180,7 +180,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
         reports = reading.is_iterable or self._is_stateful or self._has_begun
-        #: The workers that have sent no message in this epoch, so that the main process may not know their positions.
+        #: The workers that have sent no message in this epoch. The main process may not know the positions of these
+        #: workers.
         self._silent = set(range(self._num_workers)) if reports else set()
         self._has_begun = True
         self._is_cut_off = False
@@ -388,7 +389,8 @@ class RestartingIterator(WorkersIterator):
 
     def _resumption_of(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
         """Returns the data for moving a new process to a worker's position: commands that repeat earlier epochs, a
-        snapshot, a bool, and the indices to reread. The bool is True if the snapshot was taken between two epochs."""
+        snapshot, whether the snapshot was taken between two epochs, and the indices to reread.
+        """
         progress, (position, before) = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
             return [], progress.reached(), False, []

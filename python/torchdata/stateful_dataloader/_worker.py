@@ -282,7 +282,7 @@ class Job(Program):
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     lasts_one_epoch: bool = False
-    #: Makes copies of the dataset and the functions, for a process that runs several shards. If this attribute is set,
+    #: Makes copies of the dataset and the functions, for a process that runs several shards. If `copies` is not None,
     #: `reading` contains neither the dataset nor functions.
     copies: Copies | None = None
 
@@ -341,8 +341,8 @@ class Batches(Iterator[Unit]):
 
         Args:
             is_resumed: whether the epoch resumes from a saved position, which the main process already knows.
-            again: whether this worker replaces a failed worker that has sent messages of this epoch. A replacement
-                sends no snapshot, because the main process might assign the snapshot to a wrong batch.
+            again: whether this worker replaces a failed worker that has sent messages of this epoch. If `again` is
+                True, the worker sends no snapshot, because the main process might assign the snapshot to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -413,8 +413,9 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _ordered(self) -> Any:
-        """Waits until the main process requests a batch, and returns the requested index. Any other command of the main
-        process ends the epoch."""
+        """Waits until the main process requests a batch, and returns the requested index. A command that is not a batch
+        request ends the epoch.
+        """
         worker = self._shard.worker
         assert worker is not None
         order = worker.child.next_command()

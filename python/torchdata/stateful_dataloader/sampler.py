@@ -1,7 +1,7 @@
 """PyTorch's samplers with iterators that can be saved and restored.
 
-Role: the samplers draw the same numbers from the same generators at the same times as PyTorch's samplers. The states
-have the format of torchdata 0.11.
+Role: the samplers draw the same numbers from the same generators at the same times as PyTorch's samplers. The states of
+these samplers have the format of torchdata 0.11.
 """
 
 from __future__ import annotations
@@ -222,7 +222,9 @@ class BatchIndices(Iterator[list[int]]):
         return batch
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler, which may end up to `most_missing` indices earlier."""
+        """Skips `count` indices of the sampler; the last `most_missing` of these indices may be missing because the
+        sampler has ended.
+        """
         if self.inner is None:
             self.inner = iter(self._batches.sampler)
         pass_over(self.inner, count - most_missing)
@@ -239,7 +241,9 @@ class BatchIndices(Iterator[list[int]]):
         return state
 
     def state_before(self, count: int) -> dict[str, Any]:
-        """Returns the state before the last `count` samples. The state of a user-defined sampler is not included."""
+        """Returns the state before the last `count` samples. The returned state does not contain the state of a
+        user-defined sampler.
+        """
         state: dict[str, Any] = endless_state(1, self.samples_yielded - count)
         sampler, inner = self._batches.sampler, self.inner
         if inner is None and type(sampler) is RandomSampler:

@@ -1,7 +1,7 @@
 """PyTorch's `DataLoader` on this package's engine, with a state that can be saved at any batch.
 
-PyTorch's class provides the constructor and the attributes, and checks their values. This package provides the
-iterators (`_in_process`, `_with_workers`).
+`StatefulDataLoader` derives from PyTorch's class, which checks the constructor's arguments and stores them as
+attributes. The iterators are classes of this package (`_in_process`, `_with_workers`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         collate_fn: a function that turns a list of samples into a batch; None (the default) for PyTorch's
             `default_collate`.
         pin_memory: whether to copy batches to pinned memory; False by default. If there are workers, a separate thread
-            copies the batches.
+            copies the batches to pinned memory.
         drop_last: whether to drop a shorter last batch; False by default.
         timeout: the maximum number of seconds to wait for a batch from a worker; 0 (the default) for no limit.
         worker_init_fn: a function that is called in each worker with the worker's number, after the random generators
@@ -94,27 +94,28 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             snapshot. Snapshots that take long are taken less often.
         on_worker_exit: what happens if a worker process exits. "error" (the default) raises `WorkerExitedError`.
             "restart" replaces the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and
-            the order does not change. The new worker rereads the batches after the last snapshot of the exited worker.
-            The third consecutive exit at the same batch always raises `WorkerExitedError`.
+            the order does not change. The replacement worker rereads the batches after the last snapshot of the exited
+            worker. The third consecutive exit at the same batch always raises `WorkerExitedError`.
         on_timeout: what happens if no batch arrives within `timeout` seconds. "error" (the default) raises
             `WorkerTimeoutError`, which is also PyTorch's `RuntimeError`. "restart" kills and replaces the worker as
-            with `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. "restart"
-            does not cover workers that exit for other reasons. Each kill at the same batch doubles the time limit for
-            that batch. The time limit for a worker's first batch is at least a minute.
+            with `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. `on_timeout`
+            does not apply to workers that exit. Each kill at the same batch doubles the time limit for that batch. The
+            time limit for a worker's first batch is at least a minute.
         patience: with `on_timeout="restart"`, the time limit for busy workers in seconds, instead of `timeout`. A
             worker is busy if, in the last `timeout / 2` seconds, its threads were running or waiting for a processor
             for at least a tenth of the time. With `patience=None`, `timeout` applies to all workers.
-        on_error: what happens if `dataset[index]` or `__getitems__` raises an exception. With "raise" (the default),
-            the exception is raised, and the batch is lost. With "skip", the sample is omitted, so the batch becomes
-            shorter; empty batches are not returned. If `__getitems__` raises, `__getitems__` is called again for each
-            index of the batch. If `__next__` of an iterable dataset's iterator raises, `__next__` is called again. A
+        on_error: what happens if `dataset[index]` or `__getitems__` raises an exception. With `on_error="raise"` (the
+            default), the exception is raised, and the batch is lost. With `on_error="skip"`, the sample is omitted, so
+            the batch becomes shorter; empty batches are not returned. To skip samples after `__getitems__` has raised
+            an exception, the loader calls `__getitems__` for each index of the batch separately. After `__next__` of an
+            iterable dataset's iterator has raised an exception, the loader calls `__next__` for the next sample. A
             generator ends when it raises an exception, so `on_error="skip"` does not accept datasets with a generator
             function `__iter__`. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`, `SystemExit` and worker
             exits are never skipped. The state contains the number of skipped samples per kind of exception, and a
             `RuntimeWarning` reports these numbers after an epoch.
         error_limit: the number (or, as a float, the fraction) of samples that all workers together may skip per epoch
-            before `TooManySkipped` is raised; None for no limit. A fraction is not checked before the 100th sample,
-            except at the end of the epoch.
+            before `TooManySkipped` is raised; None for no limit. If `error_limit` is a fraction, it is not checked
+            before the 100th sample, except at the end of the epoch.
         error_log: the path of a file; a JSON line is appended for each skipped sample of a returned batch: `epoch` (of
             this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file
             and line), `index`, `error`, `message` and `notes`. For an iterable dataset, the field `index` is the number
@@ -125,7 +126,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             is not set. See `stats()`.
         wait_warning: the fraction of an epoch that the program may spend waiting for batches; 0.3 by default. If the
             program waits for more than the fraction `wait_warning` of an epoch of at least 10 seconds, a
-            `RuntimeWarning` is issued once. The warning names the slow function with its file and line.
+            `RuntimeWarning` is issued once. This warning about waiting names the slow function with its file and line.
             `wait_warning=None` or the environment variable `TORCHDATA_WAIT_WARNING=0` disables the `RuntimeWarning`.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
@@ -212,8 +213,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.error_log = None if error_log is None else os.fspath(error_log)
         #: The number of epochs that have begun, which is written to `error_log`.
         self._epochs_begun = 0
-        # Samplers of this package replace PyTorch's samplers without changing the order. The new samplers are set
-        # through `vars`, because PyTorch's loader refuses the assignment of a sampler.
+        # Samplers of this package replace PyTorch's samplers without changing the order. The samplers of this package
+        # are set through `vars`, because PyTorch's loader refuses the assignment of a sampler.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
@@ -266,8 +267,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         return self._iterator
 
     def _state_at(self) -> StateAt:
-        """Returns a function that creates the loader's present state. The returned function can also be called later,
-        while the next epoch begins."""
+        """Returns a function that creates the loader's present state. The returned function can still be called while
+        the next epoch begins.
+        """
         if self._before is not None:  # beginning an epoch has failed
             return self._before[0]
         last = self._iterator
@@ -298,8 +300,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state after the last batch that the program received; after `load_state_dict`, the loaded state.
 
-        `torch.save` and `torch.load(weights_only=True)` support this state if they support the states of your dataset
-        and samplers. Calling `state_dict` changes nothing.
+        `torch.save` and `torch.load(weights_only=True)` support the state of the loader if they support the states of
+        your dataset and samplers. Calling `state_dict` changes nothing.
         """
         if self._loaded is not None:
             return copied(self._loaded)  # type: ignore[no-any-return]
@@ -321,7 +323,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         The number of workers may differ from the number in the saved run. Until the epoch ends, `get_worker_info`
         returns the number of workers in the saved run to an iterable dataset. If this loader has fewer workers than the
         saved run, a process reads several copies of the dataset, so the dataset must be picklable. Persistent workers
-        are stopped. An existing iterator also resumes from the state if it has returned no batch. If an existing
+        are stopped. An existing iterator resumes from the state, too, if it has returned no batch. If an existing
         iterator has returned a batch, its next batch raises `RuntimeError`.
 
         For a state from within an epoch, the next loop raises `ValueError` if the sampler's class, the length of a
@@ -341,7 +343,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         """
         if state_dict != {}:
             state = parse(state_dict)
-            # If the state was saved between two epochs, an epoch number that the program has already set is kept.
+            # If the state was saved between two epochs, and the program has set an epoch number, this number is not
+            # changed.
             if not (state.is_over and epoch_of(self._index_sampler)):
                 set_epoch(self._index_sampler, state.order.epoch)
         self._drawing.loaded()

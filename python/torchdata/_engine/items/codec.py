@@ -25,8 +25,8 @@ UNSENT = "_torchdata_unsent"
 #: The first byte of each pickle that refers to tensors.
 _WITH_TENSORS = b"T"
 
-#: The descriptor that sets a pickler's `dispatch_table`. An ordinary assignment would be ignored if a subclass of
-#: `Pickler` defines an attribute with the same name.
+#: The descriptor that sets a pickler's `dispatch_table`. An assignment to `pickler.dispatch_table` would be ignored if
+#: a subclass of `Pickler` defines an attribute with this name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()
@@ -63,9 +63,10 @@ _LEAST_BYTES = 64 << 10
 class _ProgramFile:
     """A file that receives a pickle, and moves large `bytes` objects out of the pickle into the list `buffers`.
 
-    Pickle itself never moves `bytes` objects to separate buffers, and ignores reducers for `bytes`. However, a pickler
-    passes each large `bytes` object to `write` in a separate call, after a call with the object's opcode and length.
-    This class appends the `bytes` object to `buffers`, and replaces its opcode and length by the opcode `NEXT_BUFFER`.
+    Pickle itself never moves `bytes` objects to separate buffers, and ignores reducers for `bytes`. A pickler passes
+    each large `bytes` object to `write` in a separate call, after a call with the object's opcode and length. This
+    class appends each large `bytes` object to `buffers`, and replaces the object's opcode and length by the opcode
+    `NEXT_BUFFER`.
     """
 
     def __init__(self, buffers: list[Any]) -> None:

@@ -48,8 +48,8 @@ def _formatted(error: BaseException) -> str:
         lines.__notes__ = None
         return "".join(lines.format())
     except Exception:
-        # Formatting an exception fails if a property of its class raises an error. If warnings are errors, formatting
-        # may also fail, because Python 3.15 warns about modules without a loader.
+        # Formatting an exception fails if a property of its class raises an error. If the user turns warnings into
+        # errors, formatting an exception may fail, because Python 3.15 warns about modules without a loader.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             head = "Traceback (most recent call last):\n" if error.__traceback__ else ""
@@ -65,7 +65,7 @@ def reraise(description: tuple[Any, ...]) -> NoReturn:
     error = rebuilt(forms)
     if error is None:
         error = RuntimeError(text.rstrip().rsplit("\n", 1)[-1])
-    # Python does not report these exceptions as errors: SystemExit ends the program, and StopIteration ends a loop.
+    # Python does not report exceptions such as SystemExit (ends the program) and StopIteration (ends a loop) as errors.
     if not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration)):
         raise _as_error(error, text, where) from error
     remember(error, where)

@@ -9,7 +9,7 @@ different exception. The forms are
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Large attributes and
   attributes that cannot be pickled are omitted, and a note names them;
 - "group": an exception group, with a list of forms for each member exception;
-- "text": the exception's text and class. If the class cannot be used, the form names a base class;
+- "text": the exception's text and class. If the main process cannot use this class, the form names a base class;
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _put_together(form: Form) -> BaseException | None:
 
 
 def _new(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
-    """Creates an exception without running its constructor, because the parameters are unknown."""
+    """Creates an exception without running its constructor, because the constructor's parameters are unknown."""
     builtin: Any = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     error: BaseException = builtin.__new__(cls, *arguments)
     BaseException.args.__set__(error, arguments)  # type: ignore[attr-defined]

@@ -76,7 +76,7 @@ class Tables:
     """Stores unused `Reducers` objects, so that they can be reused for further items.
 
     Tables of reducers are rebuilt after a registration with `copyreg`, and after an import. A registration with
-    `ForkingPickler` takes effect when the tables are next rebuilt, because detecting it would be slow.
+    `ForkingPickler` takes effect when the tables are next rebuilt, because detecting each registration would be slow.
     """
 
     #: Tables with more than `_MOST_TYPES` types are not reused. A table keeps its types alive, so the memory of a

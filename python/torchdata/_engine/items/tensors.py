@@ -307,7 +307,9 @@ def _span_of(tensor: Any) -> Span:
 
 
 def _without_gaps(tensor: Any) -> Any:
-    """Returns a copy of the tensor without gaps. Elements that `Tensor.expand` has repeated are copied only once."""
+    """Returns a copy of the tensor without gaps between the elements. Elements that `Tensor.expand` has repeated are
+    copied only once.
+    """
     once = tensor.detach()
     for axis, stride in enumerate(tensor.stride()):
         if stride == 0:

@@ -69,8 +69,8 @@ def collate_where_items_leave(collate: Any) -> None:
     """Makes torch's `default_collate` write batches directly into the shared memory that the worker uses for sending.
 
     Torch's own function would create separate shared memory for each batch, so that the engine would have to copy the
-    batch. Torch's function also converts each small array to a tensor, which takes longer than copying the array.
-    Collate functions that users have registered in torch's table are kept.
+    batch. In addition, torch's own function would convert each small array to a tensor, which takes longer than copying
+    the array. Collate functions that users have registered in torch's table are kept.
     """
     torch = sys.modules["torch"]
     table = collate.default_collate_fn_map

@@ -3,8 +3,8 @@
 With "spawn" and "forkserver", multiprocessing passes file descriptors, and all children load one pickle of the graph
 from shared memory.
 
-A spawned child imports the program's main module before any code of this package runs. Unpickling the process name (a
-`ChildName`), which multiprocessing sends first, runs the code that must precede this import.
+A spawned child imports the program's main module before any code of this package runs. Multiprocessing first sends the
+process name (a `ChildName`), and unpickling this name runs the code that must precede the import of the main module.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, byte
 
 PREFIX = "torchdata "
 
-#: The number of new objects after which garbage collection runs while a child starts; importing torch creates a third
-#: of `EARLY_THRESHOLD`.
+#: The number of new objects after which garbage collection runs while a child starts; importing torch creates about a
+#: third of this number.
 EARLY_THRESHOLD = 1_000_000
 #: This code makes the kernel resume a suspended child when the main process ends, so that the child can exit. The
 #: extension has a function for resuming suspended children, but the child cannot import the extension yet.
@@ -62,7 +62,7 @@ class ChildName(str):
     The code that a `ChildName` runs uses only the standard library, because the child may not be able to import this
     package yet. A name that is pickled for other purposes, such as a log record, becomes an ordinary string.
 
-    The code of a `ChildName` also raises the threshold of garbage collection, so that spawning two children that import
+    The code of a `ChildName` raises the threshold of garbage collection, so that spawning two children that import
     torch takes 2.8 s of processor time instead of 3.6 s.
     """
 
@@ -140,9 +140,9 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children can load.
 
-    Arrays and tensors in a child use the shared memory directly. If a child writes to a page, the kernel gives the
-    child its own copy of the page. Objects that share a read-only buffer, such as the slices of an Arrow table, still
-    share the buffer in a child.
+    Arrays and tensors in a child use the shared memory directly. If a child writes to a page of this memory, the kernel
+    gives the child its own copy of the page. Objects that share a read-only buffer, such as the slices of an Arrow
+    table, still share the buffer in a child.
 
     Args:
         buffers: the separate buffers of the pickle, as `bytes` for a `bytes` object, and as memoryviews for any other
@@ -161,7 +161,7 @@ class SharedPickle:
         else:
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
-        # The contents are written to the file, because a write raises an error if memory is lacking, whereas access to
+        # The pickle is written by `write`, because `write` raises an error if memory is lacking, whereas access to
         # mapped memory would cause SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
             spans: list[tuple[int, int, bool]] = []

@@ -3,17 +3,17 @@
 A fork copies all locks, but only the thread that calls fork. In the child, a lock that another thread held would stay
 locked forever. In the child, Python and the C library make their own locks usable, but not the locks of PyTorch, NumPy,
 `torch.manual_seed` and imports. Before a fork, the forking thread waits until the locks of PyTorch, NumPy and modules
-are free. The forking thread also holds the locks of NumPy and of torch's devices during the fork, so that no other
-thread can acquire them. The child also gets new buffers for standard output and error, because another thread may hold
-the locks of these buffers while it prints.
+are free. During the fork, the forking thread holds the locks of NumPy and of torch's devices, so that no other thread
+can acquire these locks. The child gets new buffers for standard output and error, because another thread may hold the
+locks of these buffers while it prints.
 
 Because another thread may still acquire a lock right before the fork, each new child first acquires and releases every
 lock. If the child does not acquire all locks in time, a timer of the kernel kills the child, and the main process forks
-another child. The killed child has not run any user code.
+another child. A child that is killed because of a held lock has not run any user code.
 
 Since Python 3.12, `os.fork` warns if the process has threads. The engine suppresses this warning. If the user turns
-warnings into errors, `os.fork` of Python 3.15 would raise the warning after the fork. The main process would then not
-get the child's process id.
+warnings into errors, `os.fork` of Python 3.15 would raise the warning after the fork. If `os.fork` raised an exception
+after the fork, the main process would not know the child's process id.
 """
 
 from __future__ import annotations
@@ -220,8 +220,9 @@ def _ended_after(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGALRM, handler)
 
 
-#: Only one thread at a time forks a child. Otherwise, on Python 3.12 and later, filelock 4.3 would make `os.fork` raise
-#: RuntimeError. A function that the program has registered to run at forks may start another loader.
+#: Only one thread at a time forks a child, because filelock 4.3 makes concurrent forks raise RuntimeError on Python
+#: 3.12 and later. The lock is reentrant, because a function that the program has registered to run at forks may start
+#: another loader.
 _forking = threading.RLock()
 os.register_at_fork(after_in_child=_forking._at_fork_reinit)  # type: ignore[attr-defined] # missing in typeshed
 
@@ -251,8 +252,9 @@ class ForkedChild(ChildProcess):
 
     @property
     def ended(self) -> bool:
-        """Returns whether the child has exited; False if the reason was a held lock, because such a child is forked
-        again."""
+        """Returns whether the child has exited; False if the child was killed because of a held lock, because such a
+        child is forked again.
+        """
         return super().ended and not self.was_blocked_by_lock
 
     @property
@@ -303,8 +305,8 @@ def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], POLL_INTERVAL)
         # Exits are checked before messages are read, because a child may send a message right before its exit. Only
-        # children that were killed because of a held lock are forked again. If a child has exited for another reason,
-        # the loader reports the exit when it waits for the child's items.
+        # children that were killed because of a held lock are forked again. If a child has exited for a reason other
+        # than a held lock, the loader reports the exit when it waits for the child's items.
         exited = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.was_blocked_by_lock]
         for number, step in _read_steps(reader):

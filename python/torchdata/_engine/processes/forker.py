@@ -1,14 +1,14 @@
 """Lets a separate process fork children, because a main process with CUDA or threads cannot be forked safely.
 
 With start method "fork", the main process first forks a loader's children, and then the forking process. The forking
-process later forks new processes, which replace exited children. If the main process forked these processes itself,
-the processes might hang or fail, because the main process may have threads or use CUDA by then. The forking process
-has one thread, runs no user code, and exits with the loader.
+process later forks new processes, which replace exited children. If the main process itself forked a process later,
+this process might hang or fail, because the main process may have started threads or CUDA in the meantime. The forking
+process has one thread, runs no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
 the children of all loaders. Multiprocessing's fork server is not used, because it also forks the user's processes,
-which must not start with blocked signals like the engine's children. If a handled signal such as Ctrl-C arrives during
-the start, the main process ends the forking process, and all requests fail.
+and these must not start with blocked signals, unlike the engine's children. If a handled signal such as Ctrl-C arrives
+while the forking process starts, the main process ends the forking process, and all requests to it fail.
 
 A forked child is not a child of the main process. The main process monitors a forked child through a pidfd, and
 requests the child's exit code from the forking process. If the forking process exits, its children continue to run, but
@@ -59,10 +59,10 @@ _ENDING = 1.0
 
 
 class ForkingProcess:
-    """Any thread and signal handlers may use a `ForkingProcess`.
+    """A `ForkingProcess` may be used by any thread, and by signal handlers.
 
     Args:
-        inherits: whether the forking process is a copy of the main process, which makes the forking process ready
+        inherits: whether the forking process is a copy of the main process; if so, the forking process is ready
             immediately.
         launch: a function that creates the process, given the two ends of the socket for communication.
     """
@@ -288,8 +288,8 @@ class SpawnedChild(ChildProcess):
 
 
 class RemoteChild(ChildProcess):
-    """A child that the forking process forks. The function `find` returns this forking process. With "forkserver",
-    `find` starts a new forking process if the last one has exited.
+    """A child that the forking process forks. The function `find` returns the forking process to use. With
+    "forkserver", `find` starts a new forking process if the last one has exited.
     """
 
     def __init__(
@@ -330,8 +330,9 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # This process always sends an answer. If it closed its end of the pipe instead, a child could not detect
-            # this while another process has a copy of the end.
+            # The main process always sends an answer to the child. Closing the pipe without an answer would not
+            # suffice, because the child cannot detect a closed pipe while another process has a copy of the main
+            # process's end.
             with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)

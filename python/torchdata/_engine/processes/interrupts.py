@@ -175,11 +175,12 @@ class MainSignals:
         return cls(tuple(handled_signals()), tuple(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
     def leave_to_main(self) -> None:
-        """Makes a child ignore the signals that are meant for the main process. A child must call this method first.
+        """Makes a child ignore the signals that are meant for the main process. A child must call this method before it
+        runs other code.
 
-        The child gets handlers that do nothing. SIG_IGN is not used, because programs that the child starts would
-        inherit SIG_IGN, so that SIGTERM could not end these programs. Signals that arrived while they were blocked are
-        discarded. If the child sends a signal to itself, the signal's default action is executed.
+        The child gets signal handlers that do nothing. SIG_IGN is not used, because programs that the child starts
+        would inherit SIG_IGN, so that SIGTERM could not end these programs. Signals that arrived while they were
+        blocked are discarded. If the child sends a signal to itself, the signal's default action is executed.
         """
         InterruptsDeferred.innermost = None
         _ignored_signals.clear()

@@ -36,8 +36,9 @@ class SharedPositions:
     """A `SharedPositions` must be created right before the children are forked.
 
     Args:
-        differ: whether one of the children is the dispatching process. If so, the first epoch is not checked, because
-            all children read files at their start, but only the dispatching process may use an open file.
+        differ: whether one of the children is the dispatching process. If `differ` is True, the first epoch is not
+            checked, because the reads of all children at their start would cause a warning even if only the dispatching
+            process uses an open file.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:

@@ -1,8 +1,8 @@
 """A child process as its parent sees it: the process id, a file descriptor for the process, and its exit code.
 
 `Popen` of multiprocessing creates each process, so that it starts and exits like other processes of multiprocessing.
-The process is removed from multiprocessing's list of children. At exit, multiprocessing would send SIGTERM to the
-children in its list and wait for them, but the engine's children ignore SIGTERM.
+Each process of the engine is removed from multiprocessing's list of children. At exit, multiprocessing would send
+SIGTERM to the children in its list and wait for them, but the engine's children ignore SIGTERM.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Pidfd:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        # The attribute is cleared before the descriptor is closed, because a child that another thread forks in between
-        # would otherwise close the descriptor again.
+        # `descriptor` is cleared before the file descriptor is closed, because a child that another thread forks in
+        # between would otherwise close the descriptor again.
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -194,7 +194,9 @@ class ChildProcess(ABC):
         return True
 
     def has_page(self, page: dict[str, Any]) -> bool:
-        """Returns whether the counters belong to this process, and not to the process that it replaces."""
+        """Returns whether `page` contains the counters of this process, and not of an exited process that this process
+        replaces.
+        """
         return bool(page["pid"] == self.pid)
 
     @property

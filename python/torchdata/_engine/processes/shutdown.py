@@ -49,8 +49,8 @@ class Shutdown:
         #: process.
         self.beforehand: Callable[[], None] | None = None
         self.afterwards: Callable[[], None] | None = None
-        #: For each child, the object that sends the command to stop. The list is empty until all children can receive
-        #: commands.
+        #: For each child, the object that sends the command to stop. `commanders` is empty until all children can
+        #: receive commands.
         self.commanders: list[Sender] = []
         _to_end.add(self)  # last, because Ctrl-C may interrupt this constructor
 

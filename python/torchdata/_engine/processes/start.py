@@ -26,8 +26,9 @@ _SPAWNING = ("spawn", "forkserver")
 
 
 def start_method_of(context: BaseContext) -> str:
-    """Returns the start method of a context. For a user's context with an unknown method, the class of its processes
-    determines the result."""
+    """Returns the start method of a context. If a user's context has an unknown start method, the class of its
+    processes determines the result.
+    """
     method = context.get_start_method()
     if method in ("fork", *_SPAWNING) or not hasattr(context, "Process"):
         return method
@@ -47,7 +48,7 @@ def new_child(
 
     Args:
         modules: names of the modules that the child's function needs. With "forkserver", the forking process imports
-            these modules once for all children.
+            `modules` once for all children.
         forker: the process that forks the child, or None to use the context's start method.
     """
     make = getattr(context, "make_child", None)

@@ -1,7 +1,7 @@
 """Ends processes that user code forks inside a child process of the engine.
 
 If user code in a child calls `os.fork`, the new process must not use the child's links and other resources of the
-engine. When the user's function returns in the forked process, `leave` ends this process, so that it does not run the
+engine. When the user's function returns in the new process, `leave` ends the new process, so that it does not run the
 child's loop.
 """
 
@@ -12,8 +12,8 @@ import os
 import sys
 import traceback
 
-# The process id of the engine's child. A process that user code forks in the child inherits this variable, but has
-# another process id.
+# In a child of the engine, the process id of this child; otherwise None. A process that user code forks inside the
+# child inherits `_child`, but has a different process id.
 _child: int | None = None
 
 

@@ -62,7 +62,7 @@ class RemoteSetup:
         child: the worker's setup, as if the worker ran on the main process's machine. The fields in `_HERE` are None,
             because they are valid on one machine only.
         budget: bytes of shared memory for the items that the worker sends.
-        counts: the counters of earlier processes of this worker, which were replaced.
+        counts: the counters of the processes that this worker process replaces, directly or indirectly.
     """
 
     child: ChildSetup
@@ -217,8 +217,8 @@ class _WorkerLane:
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # The exit is checked before messages are taken, because further messages may follow the taken messages
-            # unless the worker had already exited.
+            # The exit is checked before messages are taken, because a worker that exits in between may have sent
+            # further messages.
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1

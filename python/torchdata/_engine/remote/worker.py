@@ -29,9 +29,10 @@ AHEAD = 2
 #: The maximum size in bytes of one message to a host.
 MOST_PUSHED = 1 << 20
 #: This bit of a link's first shared integer asks the worker to stop.
-#: The lower bits of the integer contain the number of the current epoch.
+#: The lower bits of this shared integer contain the number of the current epoch.
 _END = 1 << 32
-#: `POLL_INTERVAL`: seconds between two checks during a wait. `JOINED`: how long `close` waits for the thread.
+#: `POLL_INTERVAL`: seconds between two checks by a thread that waits for the host. `JOINED`: how long `close` waits for
+#: the thread.
 POLL_INTERVAL, JOINED = 1.0, 5.0
 #: The time limits in seconds for a host to report its worker's stack (`ANSWERED`), and to kill the worker (`ENDED`).
 ANSWERED, ENDED = 10.0, 1.0
@@ -60,7 +61,8 @@ class RemoteWorker(ChildProcess):
         self._seen: Seen | None = None
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: The ends of a pipe. When the worker exits, a byte is written to the pipe, to wake waiting code.
+        #: The ends of a pipe. When the worker exits, a byte is written to the pipe, so that code that waits for the
+        #: exit wakes up.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:
@@ -231,7 +233,7 @@ class _Lane:
     """Transmits messages between two links in the main process (one per direction) and the worker's host.
 
     Args:
-        number: 0 for commands and items, 1 for dispatched items.
+        number: the number of the pair of links: 0 for commands and items, 1 for dispatched items.
         most: no further items are added to a message once the message has this many bytes.
     """
 
@@ -266,7 +268,8 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            # The host may execute calls of `pull` in another order, so results are reordered by their numbers.
+            # The host may execute calls of `pull` in a different order from that of the requests, so results are
+            # reordered by their numbers.
             for pull in [pull for pull in pulls if pull.done()]:
                 pulls.remove(pull)
                 brought = pull.result()

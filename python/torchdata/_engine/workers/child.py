@@ -1,7 +1,7 @@
 """Runs in every child process, opens the child's links, and receives commands.
 
-A child first ignores signals, closes inherited resources, and ensures that it exits with the main process. Afterwards,
-the child loads the program.
+At its start, a child ignores signals, closes inherited resources, and ensures that it exits with the main process.
+Then, the child loads its program.
 
 After the start of a child, garbage collection ignores all existing objects. Importing torch creates 250,000 permanent
 objects, and searching them takes a tenth of the import time. In a forked child, garbage collection would write to every
@@ -49,7 +49,7 @@ MAIN = 0
 #: block's header.
 _LARGEST_LEARNT = (32 << 20) - (64 << 10)
 #: The number of seconds without a command after which a child returns freed memory to the system. If the child returned
-#: the memory sooner, it would spend a noticeable part of the next epoch on page faults.
+#: freed memory after a shorter time, it would spend a noticeable part of the next epoch on page faults.
 LONG_IDLE = 5
 
 
@@ -57,11 +57,11 @@ LONG_IDLE = 5
 class CommonSetup:
     bells: Handle[BellBoard]
     main_pid: int
-    #: Whether the main process is this process's parent, which is True unless the start method is "forkserver".
+    #: Whether the main process is this process's parent; True unless the start method is "forkserver".
     is_child_of_main: bool
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children. The value is None for a child on another machine, and
+    #: The line of the user's program that started the children. `begun_at` is None for a child on another machine, and
     #: for a forked child, which finds the line in its own stack.
     begun_at: tuple[str, int, str] | None
 
@@ -237,11 +237,11 @@ def _keep_freed_memory() -> None:
     """Makes glibc keep freed memory, which it otherwise returns to the system.
 
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. Each page that
-    glibc has returned to the system causes a page fault when the child uses it again. For decoded images, a tenth of
-    the decoding time is spent on page faults. When a process frees a large block, glibc raises its limit for kept
-    memory, but a child with all large arrays in shared memory may never free a large block. To raise glibc's limit for
-    kept memory, the function allocates and frees one large block, without touching its pages. A limit that the user has
-    set by `MALLOC_TRIM_THRESHOLD_` remains in effect.
+    glibc has returned to the system causes a page fault when the child uses it again. If glibc returned freed memory, a
+    worker that decodes images would spend a tenth of its time on page faults. When a process frees a large block, glibc
+    raises its limit for kept memory, but a child with all large arrays in shared memory may never free a large block.
+    To raise glibc's limit for kept memory, the function allocates and frees one large block, without touching its
+    pages. A limit that the user has set by `MALLOC_TRIM_THRESHOLD_` remains in effect.
     """
     bytes(_LARGEST_LEARNT)
 
@@ -249,7 +249,8 @@ def _keep_freed_memory() -> None:
 def _return_freed_memory() -> None:
     """Returns to the system the memory that glibc has kept (see `_keep_freed_memory`).
 
-    For example, an idle child that has filled a `shuffle` buffer of 400 MB then uses 17 MB instead of 446 MB.
+    For example, an idle child that had filled a `shuffle` buffer of 400 MB uses 17 MB after this call, and would use
+    446 MB without it.
     """
     with contextlib.suppress(ImportError, OSError, AttributeError):  # other C libraries lack the function
         import ctypes  # importing the module earlier would delay the first item
@@ -261,12 +262,11 @@ def _keep_memory_of_tensors() -> None:
     """Makes torch request huge pages for large tensors, unless the user has disabled huge pages.
 
     Without huge pages, older releases of glibc leave a gap next to each tensor, because torch aligns tensors to 64
-    bytes. Because of such gaps, the memory of a freed tensor is slightly too small for the next tensor of the same
-    size, so the process grows with each tensor. For example, a worker that keeps a small tensor and frees a tensor of
-    20 MB for each item grows by 1.2 GB in 60 items, but by only 20 MB with huge pages. With huge pages, filling a
-    tensor of 20 MB causes 0 page faults instead of 4,864 (glibc 2.36). Torch reads `THP_MEM_ALLOC_ENABLE` when it
-    creates its first tensor. If the main process has already created a tensor, forked children ignore this environment
-    variable.
+    bytes. Because of the gaps, the memory of a freed tensor is slightly too small for the next tensor of the same size,
+    so the process grows with each tensor. For example, a worker that keeps a small tensor and frees a tensor of 20 MB
+    for each item grows by 1.2 GB in 60 items, but by only 20 MB with huge pages. With huge pages, filling a tensor of
+    20 MB causes 0 page faults instead of 4,864 (glibc 2.36). Torch reads `THP_MEM_ALLOC_ENABLE` when it creates its
+    first tensor. If the main process has already created a tensor, forked children ignore `THP_MEM_ALLOC_ENABLE`.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

@@ -223,7 +223,7 @@ class EpochRunner:
         return program.resume_from(None)
 
     def _send_pass(self, begin: Callable[[], Any]) -> bool:
-        """Sends the items of one iteration; returns False if a command ends the epoch."""
+        """Sends the items of one iteration over the shard's graph; returns False if a command ends the epoch."""
         failure = self.failure
         try:
             if failure is None:

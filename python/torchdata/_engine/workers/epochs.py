@@ -58,8 +58,9 @@ class Children(Group):
         snapshot_budget: bytes of the snapshots that the main process stores; larger snapshots are sent only after
             `want_large_snapshots`.
         survived: the kinds of exits after which a child is replaced.
-        listener: an object with two methods, or None. Each epoch first calls `begin()`. Each result of
-            `EpochProgram.note` is passed to `receive(worker, note)`, which may raise an error in the user's program.
+        listener: an object with the methods `begin` and `receive`, or None. Each epoch first calls `begin()`. Each
+            result of `EpochProgram.note` is passed to `receive(worker, note)`, which may raise an error in the user's
+            program.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ from torchdata._reporting import location_outside, warn_outside
 
 R = TypeVar("R", bound=Restarts)
 
-#: Buffers with fewer bytes stay in the pickle of a program.
+#: Buffers with fewer than `_LEAST_BUFFER` bytes stay in the pickle of a program.
 _LEAST_BUFFER = 1024
 
 
@@ -257,8 +257,8 @@ class Group(OwnsChildren):
         return self.restarts.replace_processes(collector)
 
     def look_at(self, worker: int) -> Callable[[], object]:
-        """Returns a function that raises `Ended` if the worker has exited and will be replaced. If an exited worker is
-        not replaced, the function raises another error.
+        """Returns a function that raises `Ended` if the worker has exited and will be replaced. If the worker has
+        exited and will not be replaced, the function raises `WorkerExitedError` instead of `Ended`.
         """
         if self.restarts is None:
             return partial(self.members.check_alive, [worker])

@@ -203,7 +203,7 @@ class Hangs:
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
         """Returns the child of `chain` that causes the wait: a suspended child if there is one, or else the last child.
-        If the children wait for each other in a circle, returns the first child.
+        If the children wait for each other in a circle, returns the first child of `chain`.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:
@@ -278,8 +278,8 @@ class Hangs:
 
 
 def _silence(page: Any, limit: float) -> float:
-    """Returns the age in seconds of the last counters of a process on another machine, or 0 if newer counters are
-    overdue.
+    """Returns the age in seconds of the last counters of a process on another machine; 0 for a local process, and 0 if
+    the counters are older than `limit` plus `SILENCE` seconds.
     """
     if page is None or not page["arrived"]:
         return 0.0

@@ -39,10 +39,11 @@ class Runner(Protocol):
 class Program(ABC):
     runner: ClassVar[type[Runner]]
     worker_name: ClassVar[str] = "worker process {}"
-    #: A phrase for the error message about the exit of a worker, which describes what the workers do.
+    #: A phrase that describes what the workers do, for the error message about the exit of a worker.
     stage: ClassVar[str] = "reading items"
-    #: Three phrases for the error message about a worker that repeatedly exits at the same item, such as "item 7 in the
-    #: epoch". The phrase `to_correct` names the part of the program that the user should correct.
+    #: Three phrases (`item`, `counted`, `to_correct`) for the error message about a worker that repeatedly exits at the
+    #: same item, such as "item 7 in the epoch". The phrase `to_correct` names the part of the program that the user
+    #: should correct.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     to_correct: ClassVar[str] = "pipe"
@@ -135,7 +136,8 @@ class EpochProgram(Program):
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.
             begins: whether this is the first snapshot of an epoch.
-            waits: whether to wait for read-ahead threads that are computing an item instead of returning None.
+            waits: whether to wait for read-ahead threads that are computing an item; if False, returns None while such
+                a thread is busy.
         """
 
     def note(self) -> object:

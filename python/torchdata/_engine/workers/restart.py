@@ -3,7 +3,7 @@
 The Rust engine (`protocol::Replacing`) decides which children are replaced, and when to give up.
 
 If an exception, for example after Ctrl-C, interrupts `replace_processes`, each child is either replaced completely or
-unchanged. The next call of `replace_processes` replaces the children that were not replaced yet.
+unchanged. After such an interruption, the next call of `replace_processes` replaces the remaining children.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from torchdata._reporting import warn_outside
 ROOM = 3.0
 SHORT_INTERVAL = 0.01
 
-#: A pair. The first member contains, for each shard, the `Account` of the items that the main process has received, and
-#: the newest snapshot. The second member is the dispatching process's snapshot for the shards' positions.
+#: A pair: for each shard, the `Account` of the items that the main process has received, and the shard's newest
+#: snapshot; and the dispatching process's snapshot that fits the shards' positions.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDispatched | None]
 
 
@@ -57,8 +57,8 @@ class Restarts:
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
         self._exitcodes: dict[int, int | None] = {}
-        #: Exits of processes that the next warning must report. Each entry contains a description of an exit, the name
-        #: of the loader's argument that allows the restart, and the stacks of a process that hung.
+        #: Exits of processes that the next warning must report. For each exit: a description, the name of the loader's
+        #: argument that allows the restart, and the stacks of a process that hung.
         self._queued: list[tuple[str, str, str]] = []
         #: Replacement processes that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
@@ -174,8 +174,9 @@ class Restarts:
     def on_replace(
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
     ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
-        """Starts new processes, which resume after the received items. Returns, for each new process, the
-        number of the child, the link (or None) to the main process, and the handle that signals the process's exit.
+        """Starts new processes, which resume after the items that the main process has received. Returns, for each new
+        process, the number of the child, the link (or None) to the main process, and the handle that signals the
+        process's exit.
         """
         if self._made is None:
             began = time.monotonic()

@@ -1,11 +1,11 @@
 """Finds loaders in other processes, and reads their counters without affecting them.
 
 A loader's counters are in anonymous memory, and the loader's main process keeps a file descriptor of the memory open.
-Through `/proc`, other processes of the same user and of root can open the memory.
+Through `/proc`, other processes of the same user and of root can open this memory and read the counters.
 
-Root may inspect a process of a malicious user, so the contents of the memory are not trusted. The memory must be sealed
-against shrinking, and all offsets in the memory are compared with its size. Control characters are removed from all
-texts in the memory. Loaders with invalid counters are reported and omitted.
+Root may inspect a process of a malicious user, so the contents of the memory are not trusted. The memory with the
+counters must be sealed against shrinking, and all offsets in this memory are compared with its size. Control characters
+are removed from all texts in this memory. Loaders with invalid counters are reported and omitted.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
-Each process of a loader has a handler for a real-time signal. To request the stack of the process's main thread, an
-observer sends this signal. The signal handler writes the stack to anonymous memory of the process, which the observer
-reads through `/proc`. The loader's counters (`StatsBoard`) contain the number of the signal and the file descriptor of
-the memory.
+Each process of a loader has a handler for a real-time signal. An observer sends the signal to request the stack of the
+process's main thread. The signal handler writes the stack to anonymous memory of the process, and the observer reads
+this memory through `/proc`. The loader's counters (`StatsBoard`) contain the number of the signal and the file
+descriptor of the memory.
 
 `faulthandler` writes the stack in C and without the GIL, which works even if the process hangs in native code.
 `faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
-The stacks of all other threads are written by a Python function in the worker, which is the handler of a second
-real-time signal. This handler runs only when the main thread runs Python code.
+The stacks of all other threads are written by a Python function, which a worker installs as the handler of a second
+real-time signal. The Python handler runs only when the main thread runs Python code.
 
 A real-time signal ends a process that lacks a handler for it. A process installs the handler before it publishes the
-number of the signal, and an observer checks that the handler exists. After its last loader, the process ignores the
-signal, because an observer may send the signal late. Only the main thread can make a process ignore a signal. If the
-first loader was created in another thread, the process keeps the handler until it exits.
+number of the signal, and an observer checks that the handler exists. After the shutdown of its last loader, the process
+ignores the signal, because an observer may send the signal late. Only the main thread can make a process ignore a
+signal. If another thread has created the first loader, the process keeps the handler until it exits.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _HEAD = "Stack (most recent call first):"
 #: `_END` marks the end of the stacks of the threads other than the main thread. `OTHERS` is the maximum time in seconds
 #: to wait for `_END`.
 _END, OTHERS = "\0", 0.5
-#: One integer in the counters contains two signal numbers. The lower 8 bits are the signal that requests the main
-#: thread's stack, and the higher bits are the signal that requests the stacks of all other threads.
+#: One integer in the counters contains two signal numbers. The lower 8 bits of this integer are the signal that
+#: requests the main thread's stack, and its higher bits are the signal that requests the stacks of all other threads.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
 #: Frames in this folder are removed from the stack of a worker.
@@ -64,8 +64,8 @@ _STATES = {
 class _Answering:
     def __init__(self, inherited: _Answering | None = None) -> None:
         self.signal: int = 0 if inherited is None else inherited.signal
-        #: The signal that requests the stacks of a worker's other threads; 0 if the process does not handle such a
-        #: signal.
+        #: The signal that requests the stacks of all threads of a worker except the main thread; 0 if the process does
+        #: not handle such a signal.
         self.others: int = 0
         self.ignored: bool = inherited is not None and inherited.ignored
         #: The file descriptor and the inode of the memory into which this process writes stacks. The descriptor and the
@@ -107,7 +107,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
         return
     with now.lock, FailuresSuppressed(OSError):
         # The page is added before `_open` is called, because a loader that ends in another thread could otherwise close
-        # the memory.
+        # the memory for stacks.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
@@ -196,8 +196,8 @@ def stop_answering(board: StatsBoard, page: int) -> None:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # Only the main thread may close the memory. If another thread closed the memory, the signal handler in the main
-        # thread could still be writing a stack to it.
+        # Only the main thread may close the memory for stacks. If another thread closed the memory, the signal handler
+        # in the main thread could still be writing a stack to it.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(now.signal) != signal.SIG_IGN:
@@ -205,7 +205,8 @@ def stop_answering(board: StatsBoard, page: int) -> None:
         _ignore_others(now)
         faulthandler.unregister(now.signal)
         _close(now.opened)
-        # `opened` is reset last, because a child that is forked earlier must close the descriptor that it inherits
+        # `opened` is reset last, because a child that is forked before the reset must close the descriptor that it
+        # inherits
         now.opened = (-1, 0)
 
 

@@ -108,7 +108,9 @@ def _node(pipes: list[PipeStats]) -> Node:
 
 
 def _heat(nodes: list[Node], processes: list[ProcessStats]) -> None:
-    """Labels each node with its pipe's fraction of the computing time, and colors it by the fraction of all time."""
+    """Labels each node with its pipe's share of the computing time, and colors the node by the pipe's share of the
+    total time.
+    """
     own = [sum(p.pipes[i].own_seconds or 0.0 for p in processes) for i in range(len(nodes))]
     known = [any(p.pipes[i].own_seconds is not None for p in processes) for i in range(len(nodes))]
     work = sum(time for time, node in zip(own, nodes, strict=True) if node.kind != "waits")

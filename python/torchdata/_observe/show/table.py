@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-#: A value of at least this fraction of the next unit is shown in the next unit, because rounding would turn the value
+#: If a value is at least this fraction of the next unit, it is shown in the next unit, because rounding would turn it
 #: into a whole unit.
 _ROUNDS_UP = 0.9995
 

@@ -73,8 +73,8 @@ class BatchClock:
 def bind_reading(
     counting: Counting, dataset: Any, is_iterable: bool, collate_fn: Any, hands_out: bool = False
 ) -> tuple[BatchClock, int]:
-    """Registers reading and collating in this process's counters. Returns the `BatchClock`, and the number of the row
-    that counts the loader's batches.
+    """Registers the reading of samples and the collate function in this process's table of counters. Returns the
+    `BatchClock`, and the index of the row (in the table of counters) for the loader's batches.
 
     Args:
         hands_out: whether the user's program receives the batches in this process.

@@ -39,7 +39,7 @@ def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[fl
     """Returns a lower and an upper bound for the number of processors that a process uses while it works.
 
     Args:
-        before: the maximum processor time in seconds that each process may have used to start, before its first item.
+        before: an upper bound, in seconds, for the processor time that each process has used before its first item.
     """
     processes = list(processes)
     busy = sum(one.busy_seconds for one in processes)

@@ -19,7 +19,7 @@ class Family:
     Args:
         name: the name without the prefix `torchdata_` and the suffix `_total`; in a declaration, an empty name means
             the field's name.
-        labels: what distinguishes the measurements of the family, in addition to the rank.
+        labels: the names of the labels that distinguish the measurements of the family, without the label `rank`.
     """
 
     name: str

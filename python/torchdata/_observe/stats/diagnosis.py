@@ -42,8 +42,8 @@ WITHIN_REACH = 0.1
 WORTH_A_WORKER = 2e-6
 #: Pickling and copying limit a loader only if they take at least this many seconds per item.
 WORTH_PACKING = 1e-3
-#: A forked worker should not copy more than this fraction of the memory that it has inherited. Any worker may copy
-#: `COPIED_BY_ANY` bytes, because even a small program has many objects.
+#: The diagnosis reports a forked worker that has copied more than the fraction `MOST_COPIED` of its inherited memory.
+#: Copies of up to `COPIED_BY_ANY` bytes are never reported, because even a small program has many objects.
 MOST_COPIED, COPIED_BY_ANY = 0.25, 32 << 20
 
 
@@ -309,9 +309,9 @@ def sending(stats: LoaderStats) -> Verdict | None:
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
-    # For tiny items, a worker may wait for a core for longer than it works, so its waiting time is subtracted. Because
-    # virtual machines do not report every wait for a core, the sum of the pipes' own times is used instead if it is
-    # smaller.
+    # For tiny items, a worker may wait for a core for longer than it works, so its waiting time is subtracted. Virtual
+    # machines do not report every wait for a core. Therefore, if the sum of the pipes' own times is smaller than the
+    # remaining busy time, this sum is used.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -451,8 +451,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process's waiting times may not reveal the slow worker. A worker is also recognized as
-    # slow if it waits much less than other workers for free space in its link to the main process.
+    # On a busy machine, the main process's waiting times may not reveal the slow worker. Therefore, a second sign of a
+    # slow worker is that it waits much less than other workers for free space in its link to the main process.
     after = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not after):
         return None

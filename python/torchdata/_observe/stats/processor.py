@@ -37,8 +37,9 @@ def working_time(pid: int) -> float | None:
 
 
 def anonymous_memory(pid: int) -> tuple[int, int]:
-    """Returns the size of a process's memory without files and shared memory, and the sum of its pages' sizes divided
-    by the numbers of processes that share the pages. Both numbers are 0 if the system does not report them."""
+    """Returns two sizes of a process's anonymous memory (without files and shared memory): the full size, and the size
+    if each page counts only 1/n because n processes share it. Both sizes are 0 if the system does not report them.
+    """
     try:
         with open(f"/proc/{pid}/smaps_rollup") as file:
             sizes = {name: int(size) << 10 for name, size, *_ in map(str.split, file.readlines()[1:])}

@@ -95,8 +95,9 @@ class _Interval:
         return (now["total"] - before["total"]) * _NS / times if times > 0 else None
 
     def both(self, what: str) -> list[tuple[Page, Page | None]]:
-        """Returns pairs of present and earlier counters, for each flow of items or for each pipe of the process; `what`
-        is "flows" or "pipes"."""
+        """Returns a pair of present and earlier counters for each flow of items (if `what` is "flows") or for each pipe
+        of the process (if `what` is "pipes").
+        """
         before = self.before[what] if self.before else []
         return [(each, before[i] if i < len(before) else None) for i, each in enumerate(self.page[what])]
 
@@ -168,7 +169,7 @@ def _inside(main: _Interval | None, waiting: float, seconds: float) -> float | N
 
 
 def _held(process: ProcessStats | None) -> tuple[int, int]:
-    """Returns the number of items that threads have read ahead, and the maximum number."""
+    """Returns the number of items that threads have read ahead, and the maximum number of such items."""
     held = [pipe for pipe in process.pipes if pipe.capacity] if process else []
     return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
 

@@ -1,6 +1,6 @@
 """Functions that inspect and change a pipe graph: find, list, replace, remove and seed its pipes.
 
-A graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with one entry, the last pipe. A graph
+A graph is a nested dictionary `{id(pipe): (pipe, graph of its sources)}` with the last pipe as its only entry. A graph
 describes the connections at the moment when `traverse_dps` was called.
 """
 

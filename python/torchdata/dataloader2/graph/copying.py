@@ -7,10 +7,10 @@ lack their contents, their shared memory or their open files.
 
 - Pipes of the graph are copied, and objects that refer to a pipe, such as lists of pipes or methods.
 - A container of the standard library, such as a list or a dict, is copied, because pipes store the items of an
-  iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in total.
+  iteration in containers. Containers inside containers are copied, too, up to `LARGEST_STRUCTURE` members in total.
 - A random generator is copied.
-- All other objects, such as a dataset, a function, an array or an open file, are shared with the copy. Attributes that
-  a pipe's class lists in `data_attributes` are also shared, if they do not refer to a pipe.
+- Datasets, functions, arrays, open files and all remaining objects are shared with the copy. The same holds for
+  attributes that a pipe's class lists in `data_attributes`, if they do not refer to a pipe.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ _ATOMS = frozenset({NoneType, bool, int, float, str, bytes, type, range, Functio
 
 
 def duplicate(obj: T) -> T:
-    """Copies a graph, with the methods `__deepcopy__`, `__reduce_ex__` and `__getstate__` of the pipes' classes."""
+    """Copies a graph. The methods `__deepcopy__`, `__reduce_ex__` and `__getstate__` of a pipe's class determine how
+    the pipe is copied.
+    """
     if not is_pipe(obj):
         return copy.deepcopy(obj)
     graph = Graph(obj)
@@ -56,7 +58,7 @@ def duplicate(obj: T) -> T:
 
 
 def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
-    """Copies a pipe. For ordinary classes, this takes a third of the time of `copy.deepcopy`."""
+    """Copies a pipe. For ordinary classes, this function takes a third of the time of `copy.deepcopy`."""
     cls: Any = type(pipe)
     if id(pipe) in memo or hasattr(cls, "__deepcopy__") or hasattr(cls, "__setstate__"):
         return copy.deepcopy(pipe, memo)

@@ -80,7 +80,9 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
 
 
 def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tuple[Graph, Graph | None]:
-    """Returns `graph` with `source` instead of the dispatched pipes, and the dispatched graph or None."""
+    """Returns `graph` with `source` instead of the dispatched pipes, and the graph of the dispatched pipes; returns
+    `(graph, None)` if no pipe is dispatched.
+    """
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
         return graph, None

@@ -1,7 +1,7 @@
 """Applies settings to all pipes of a graph that support them: seeds, shuffling, sharding.
 
-The functions find pipes by their methods (`set_seed`, `set_shuffle`, `apply_sharding`), so that pipes of users and of
-torch are included.
+The functions of this module find pipes by the pipes' methods (`set_seed`, `set_shuffle`, `apply_sharding`), so that
+pipes of users and of torch are included.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenera
     """Gives each pipe that has `set_seed` its own seed.
 
     Args:
-        datapipes: the pipes, which get their seeds in this order; pipes without `set_seed` are skipped.
+        datapipes: the pipes, in the order in which they get their seeds; pipes without `set_seed` are skipped.
         seed_generator: the generator that provides the seeds.
         distributed_shared: whether each pipe gets the same seed on all workers and ranks.
 

@@ -67,7 +67,7 @@ def nested(graph: Graph) -> DataPipeGraph:
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Returns the graph of a pipe's sources, without pipes on `path`, and whether no pipe was left out."""
+        """Returns the graph of a pipe's sources without pipes on `path`, and whether this graph is complete."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -123,8 +123,9 @@ def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
 
     Args:
         graph: a result of `traverse_dps`.
-        dp_type: the type; instances of subclasses are not found. If `dp_type` has the same name in torch and in this
-            package, such as `torch.utils.data.datapipes.iter.Shuffler`, pipes of both classes are found.
+        dp_type: the class of the pipes to find; instances of its subclasses are not found. If `dp_type` has the same
+            name in torch and in this package, such as `torch.utils.data.datapipes.iter.Shuffler`, pipes of both classes
+            are found.
 
     Returns:
         The pipes; an empty list if there are none.

@@ -1,4 +1,4 @@
-"""One seed for all ranks of a distributed job, over torch.distributed."""
+"""Makes all ranks of a distributed job use one seed, which they exchange by torch.distributed."""
 
 from __future__ import annotations
 

@@ -23,13 +23,15 @@ def seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
     seeds = _seeds(seed_generator, shared)
     random.seed(seeds.pop("random"))
     seeds = generators.seed_loaded(seeds)
-    # Libraries that are not imported yet are seeded when they are imported. The main process seeds these libraries only
-    # while a shard runs, because at other times, its generators belong to the user.
+    # Libraries that are not imported yet are seeded when they are imported. The main process seeds libraries only while
+    # a shard runs, because at other times, the generators of the main process belong to the user.
     if parent_process() is not None or own_random.is_replica:
         generators.seed_when_imported(seeds)
 
 
 @lru_cache(maxsize=64)  # each shard of this process has its own seeds
 def seeded_generators(seeds: bytes, shared: bool) -> dict[str, Any]:
-    """Returns the states that `seed_global_generators` gives the global generators, without changing them."""
+    """Returns the states that `seed_global_generators` would give the global generators. Does not change these
+    generators.
+    """
     return generators.seeded_generators(_seeds(SeedGenerator.imported(seeds), shared))

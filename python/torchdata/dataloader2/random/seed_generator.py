@@ -25,10 +25,10 @@ def check_seed(seed: Any) -> int:
 class SeedGenerator(_native.SeedGenerator):
     """Draws seeds that are all derived from one number.
 
-    The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
-    every worker. The second stream has different seeds in each worker: `spawn` returns a generator for a worker. A
-    shuffle before a `sharding_filter` uses shared seeds, so it has the same order in a single process and in workers.
-    ChaCha12 generates both streams.
+    The generator has two streams of seeds. The *shared* seeds are equal in all generators with the same seed: on every
+    rank and in every worker. The seeds of the second stream differ from worker to worker; `spawn` returns the generator
+    of a worker. A shuffle before a `sharding_filter` uses shared seeds, so it has the same order in a single process
+    and in workers. ChaCha12 generates both streams.
 
     Args:
         seed: an integer from 0 to 2**64 - 1; None (the default) draws a seed from torch's global generator if torch is

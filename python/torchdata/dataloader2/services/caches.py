@@ -41,8 +41,8 @@ class Caches:
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
         self._is_new, self._was_empty = True, False
-        #: The epoch whose items fill the caches, or have filled them. `_lacks_start`: whether the snapshot from its
-        #: beginning is missing.
+        #: The epoch whose items fill the caches, or have filled them. `_lacks_start`: whether no snapshot from the
+        #: beginning of this epoch exists.
         self._filled: Filled | None = None
         self._lacks_start = False
         #: The cached items that snapshots omit, and their size and checksum at the beginning of the epoch.
@@ -70,8 +70,8 @@ class Caches:
             if not is_same or not (self._is_untouched or _measured(values) == self._measure):
                 self.forget()
         else:
-            # If the epoch was interrupted, functions may have modified only some of the cached objects. A repeated
-            # epoch would modify all cached objects.
+            # If the epoch was interrupted, functions may have modified only some of the cached objects. Repeating this
+            # epoch up to its end would modify all cached objects.
             is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:
@@ -141,7 +141,8 @@ class Caches:
             self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
 
     def put_back(self, filled: Filled, values: list[Any], is_strict: bool) -> None:
-        """`put_back` replaces the cached items of the pipes, so the states of all pipes must be loaded before.
+        """`put_back` replaces the cached items of the pipes, so the states of all pipes must be loaded before this
+        call.
 
         Raises RuntimeError if `is_strict` is True and the items differ from the original items. Items that differ only
         in floating-point numbers and arrays cause only a warning.

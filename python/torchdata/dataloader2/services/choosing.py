@@ -33,8 +33,9 @@ def choose_workers() -> WorkerChoice:
 
 
 def refuse_ranks(graph: Graph) -> None:
-    """Raises ValueError if ranks share the items, because all ranks need the same number of workers, and each rank
-    might choose another number."""
+    """Raises ValueError if ranks share the items, because all ranks need the same number of workers, but each rank
+    might choose a different number.
+    """
     for pipe in graph:
         if isinstance(pipe, FullSync) or _is_shared_by_ranks(pipe):
             raise ValueError(

@@ -8,7 +8,8 @@ one epoch and one process.
 
 The items of the common part do not depend on the number of workers: its generators are seeded equally in all processes,
 and torch's worker info shows a single worker. A shard's state contains a snapshot of the common part, and the number of
-items to recompute after this snapshot. The state does not depend on other shards, so any process can load it.
+items to recompute after this snapshot. The state of a shard does not depend on other shards, so any process can load
+this state.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.state import beginning_entries, load_entries, load_generators, save_entries, save_generators
 
 #: The maximum number of items in the queue of a shard. If a queue would exceed `MOST_WAITING` items, its shard reads
-#: its own replica of the common part instead.
+#: its own replica of the common part instead of the queue.
 MOST_WAITING = 1 << 14
 #: The maximum number of snapshots that a `CommonPart` keeps for the states of its shards.
 _MOST_SNAPSHOTS = 8
@@ -70,7 +71,8 @@ class CommonParts:
         self._parts: list[CommonPart] = []
 
     def begin(self, datapipe: Any, seed: Callable[[int], None], inform: Callable[[], None], *, is_first: bool) -> None:
-        """Adds a shard to the common parts. The caller has seeded the shard's random generators for an epoch before.
+        """Adds a shard to the common parts. Before this call, the caller must have seeded the shard's random generators
+        for the epoch.
 
         Args:
             datapipe: the last pipe of the shard's graph.
@@ -191,7 +193,8 @@ class CommonPart:
         #: Each step of this iterator computes an item, and appends the item to the queue of its shard.
         self._distributing: Iterator[None] = iter(())
         self._has_ended = False
-        #: Snapshots in the order of their positions. No shard is at an earlier position than the first snapshot.
+        #: Snapshots in the order of their positions. No shard is at an earlier position than the first of these
+        #: snapshots.
         self._snapshots: list[_Start] = []
         self._wants_snapshot = False
         #: `_blocks`: the number of shards, and the number of consecutive items for each shard. `_by_number` maps
@@ -203,7 +206,8 @@ class CommonPart:
         self._attributes: Sequence[dict[str, Any]] | None = None
         self._current: Share | None = None
         self._seeded: dict[str, Any] = {}
-        #: The generators of the shard that requests an item, and the generators of the pipes before the filter.
+        #: The random generators of the shard that requests an item, and the random generators of the pipes before the
+        #: filter.
         self._globals = ShardGlobals(), ShardGlobals()
         self._turns = ShardTurns(self._globals, self._exchange, 0)
         #: The function that switches between the random generators of the common part and of the shard. If the common
@@ -321,7 +325,7 @@ class CommonPart:
         self._run(runner, start, watch)
 
     def _run(self, share: Share, start: _Start, watch: Any) -> None:
-        """Begins to read the replica of a shard."""
+        """Begins to read the pipes before the filter in the replica of a shard."""
         graph = Graph(share.source)
         self._seed()
         self._seeded = save_generators()
@@ -331,8 +335,8 @@ class CommonPart:
             start = start._replace(entries=beginning_entries(graph))
         else:
             assert self._attributes is not None
-            # A user's pipe may count its epochs, but not every replica runs in every epoch. So each replica gets the
-            # attributes from the beginning of the epoch.
+            # A user's pipe may count its epochs, but not every replica runs in every epoch. Therefore, each replica of
+            # such a pipe gets the attributes that the first shard's replica had at the beginning of the epoch.
             for pipe, attributes in zip(graph, self._attributes, strict=True):
                 vars(pipe).update(deepcopy(attributes))
             load_entries(graph, deepcopy(start.entries))

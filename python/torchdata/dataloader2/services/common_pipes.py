@@ -36,9 +36,9 @@ _BOOKKEEPING = frozenset({"_iteration_token", "_iteration_record"})
 def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
     """Returns each `sharding_filter` with a common part: pipes before the filter that run once for all shards.
 
-    Every pipe after such a filter reads its source only once in an epoch, and no other pipe reads the common part. The
-    result is empty if a pipe keeps state beyond an epoch, or if its threads might draw from the generators of the
-    common part. A filter that can skip the items of other shards without computing them is not returned.
+    Every pipe after a returned filter reads its source only once in an epoch, and no other pipe reads the common part.
+    The result is empty if a pipe keeps state beyond an epoch, or if threads of a pipe might draw from the generators of
+    the common part. A filter that can skip the items of other shards without computing them is not returned.
     """
     if lasts(graph):
         return []

@@ -1,7 +1,7 @@
 """The interface of reading services to `DataLoader2`.
 
-A loader owns a copy of the service. The loader calls the methods of this copy in the main process, in the thread that
-uses the loader.
+A loader owns a copy of the service. The loader calls the methods of its copy of the service in the main process, in the
+thread that uses the loader.
 """
 
 from __future__ import annotations
@@ -279,8 +279,9 @@ class _Answers(ReadingServiceInterface):
 
 
 def contract_of(service: Any) -> ReadingServiceInterface:
-    """Returns an object through which the loader can call every method of `ReadingServiceInterface`. A service of
-    another class is wrapped in an adapter. If `service` is None, the returned object leaves the graph unchanged.
+    """Returns an object through which the loader can call every method of `ReadingServiceInterface`. A service that
+    does not derive from `ReadingServiceInterface` is wrapped in an adapter. If `service` is None, the returned object
+    leaves the graph unchanged.
     """
     if isinstance(service, ReadingServiceInterface):
         return service

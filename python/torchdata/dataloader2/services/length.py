@@ -1,6 +1,7 @@
 """Computes the number of items of an epoch, before or while workers and ranks run.
 
-For each worker and rank, a copy of the pipes without their data is sharded. The copies' lengths are then added up.
+For each worker and rank, a copy of the pipes without their data is sharded. For each rank, the lengths of its workers'
+copies are then added up.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class _CountedSource(DispatchedSource):
 
 
 def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
-    """Raises TypeError if a pipe's length is unknown, or if a pipe defines `__del__`, which might close objects that
-    its copy shares.
+    """Raises TypeError if a pipe's length is unknown, or if a pipe defines `__del__`, because `__del__` of a copy might
+    close objects of the original pipe.
     """
     try:
         for pipe in Graph(datapipe):

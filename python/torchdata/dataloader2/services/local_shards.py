@@ -1,9 +1,9 @@
 """Runs the shards of an epoch that workers began, in the main process of a loader without workers.
 
-A `WorkerOutput` yields the items of these shards, instead of the items of worker processes. The threads that read the
-loader run this code, one thread at a time, with a copy of the pipes for each shard. While a shard runs, the process has
-the shard's worker info and global generators. Between two items, the worker info and the generators of the process are
-restored.
+A `WorkerOutput` yields the items of shards that run in the main process, instead of the items of worker processes. The
+threads that read the loader run this code, one thread at a time, with a copy of the pipes for each shard. While a shard
+runs, the process has the shard's worker info and global generators. Between two items, the worker info and the
+generators of the process are restored.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class LocalShards:
         #: The positions after the latest items. An item is recorded by one call of `append`, which Ctrl-C cannot
         #: interrupt.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
-        #: The snapshots of all shards. The first entry is from the beginning of the run. At most two further entries
-        #: contain the latest snapshots.
+        #: The snapshots of all shards: the first entry contains the snapshots from where the epoch began or resumed,
+        #: and at most two further entries contain the latest snapshots.
         self._snapshots: list[Sequence[Kept | None]] = []
         #: `_is_busy`: whether an item is being computed, or its computation was interrupted. `_is_stopped`: whether
         #: `stop` was called. Both flags prevent snapshots.

@@ -54,24 +54,25 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     If several workers would yield the same items, a `DataPipeLintWarning` is issued (see
     `torchdata.dataloader2.linter`).
 
-    If a worker is killed, `torchdata.dataloader2.error.WorkerExitedError` is raised within a second. Items that the
-    worker had already sent are delivered before the error if possible. An exception in a worker is raised in the main
-    process with the original type and traceback.
+    If a worker is killed, `torchdata.dataloader2.error.WorkerExitedError` is raised within a second. Items that a
+    killed worker had already sent are delivered before the error if possible. An exception in a worker is raised in the
+    main process with the original type and traceback.
 
-    With `on_worker_exit="restart"`, no item is lost or repeated, and the order of items does not change. The new
-    process recomputes the items that the main process has already received, and drops them after checking that they are
-    the same as before. The pipeline must therefore yield the same items every time. Each restart causes a
-    `RuntimeWarning`. If processes exit three times at the same item, `WorkerExitedError` is raised with the item's
-    number. With a dispatching process, all processes are replaced if one process exits. Under "fork", a helper process
-    forks these new processes. The helper process was forked when the loader started, so threads and CUDA that the main
-    process uses later cause no problems.
+    With `on_worker_exit="restart"`, a new process replaces the exited process: no item is lost or repeated, and the
+    order of items does not change. The replacement process recomputes the items that the main process has already
+    received, and drops them after checking that they equal the received items. Restarts therefore require that the
+    pipeline yields the same items every time. Each restart causes a `RuntimeWarning`. If processes exit three times at
+    the same item, `WorkerExitedError` is raised with the item's number. With a dispatching process, all processes are
+    replaced if one process exits. With start method "fork", a helper process forks the replacement processes. The
+    helper process was forked when the loader started, so threads and CUDA that the main process uses later cause no
+    problems.
 
-    `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
-    processes. A process hangs if the main process has waited `timeout` seconds for it, and no pipe of the process has
-    yielded an item during this time. If a filter drops all items, the process does not hang, because the pipes before
-    the filter yield items. If a function takes longer than `timeout` for one item, the process is considered to hang,
-    unless `patience` is greater. Each kill at the same item doubles the timeout for this item. While a process starts,
-    the timeout is at least a minute.
+    `on_timeout="restart"` replaces processes that hang, and the `RuntimeWarning` about the restart shows the Python
+    stacks of these processes. A process hangs if the main process has waited `timeout` seconds for it, and no pipe of
+    the process has yielded an item during this time. If a filter drops all items, the process does not hang, because
+    the pipes before the filter yield items. If a function takes longer than `timeout` for one item, the process is
+    considered to hang, unless `patience` is greater. Each kill at the same item doubles the timeout for this item.
+    While a process starts, the timeout is at least a minute.
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
@@ -95,10 +96,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             the items exceed `memory_budget`, further items are copied, which is slower.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" (the default) raises `WorkerExitedError` if a worker or the dispatching process exits.
-            "restart" replaces the process that has exited. The new process resumes from the last snapshot of the exited
-            process.
+            "restart" replaces the process that has exited. The process that replaces an exited process resumes from the
+            last snapshot of the exited process.
         on_timeout: "error" (the default) raises TimeoutError after `timeout` seconds without an item. "restart" kills
-            the process that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
+            the process that hangs and replaces it. `on_timeout` applies only to processes that hang, and not to
+            processes that exit.
         patience: with `on_timeout="restart"`, the timeout in seconds for processes that are busy; None (the default)
             means the value of `timeout`. A process is busy if, in the last `timeout / 2` seconds, its threads were
             running or waiting for a processor for at least a tenth of the time.

@@ -41,8 +41,8 @@ class RayReadingService(MultiProcessingReadingService):
     running cluster by `ray.init(address="auto")`, unless the program has already called `ray.init()`.
 
     The pipeline is pickled, and functions of the main program are pickled together with their code. All machines must
-    have the modules that the pipeline imports (`runtime_env`), the files that it reads, and the same versions of
-    Python, NumPy and this package. Pipes before a `sharding_round_robin_dispatch` run on the main process's machine.
+    have the modules that the pipeline imports (`runtime_env`), the files that the pipeline reads, and the same versions
+    of Python, NumPy and this package. Pipes before a `sharding_round_robin_dispatch` run on the main process's machine.
 
     Args:
         num_workers: number of workers, at least 1; "auto" is not supported and raises a TypeError.
@@ -56,7 +56,7 @@ class RayReadingService(MultiProcessingReadingService):
             "scheduling_strategy": "SPREAD", "runtime_env": {"pip": ["emoji"]}}`; one CPU by default.
         in_order: see `MultiProcessingReadingService`; True by default.
         memory_budget: bytes of shared memory for items in the main process, and the same number of bytes for all
-            workers together. None (the default) means a quarter of the machine's memory.
+            workers together. `memory_budget=None` (the default) means a quarter of the machine's memory.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" (the default) raises `WorkerExitedError` if a worker, its actor or its machine fails.
             "restart" makes Ray start a new worker, which resumes from the last snapshot.

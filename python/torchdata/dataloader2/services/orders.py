@@ -5,7 +5,7 @@ read the same items in different orders. Two different items at one position do 
 source may augment its items at random. The orders of two workers differ if some items have different positions, and
 some positions have different items.
 
-An exception is also raised if two workers read the same items of a source that should divide its items.
+`Orders` also raises an exception if two workers read the same items of a source that should divide its items.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from torchdata.datapipes._pipe.witnessing import Note
 
 #: Two orders differ if at least `_PROOF` items have different positions, and at least `_PROOF` positions have different
-#: items. A source that draws random items from a small set may fulfill this condition by chance, but in at most one of
-#: a million epochs.
+#: items. If a source draws random items from a small set, its orders may reach both numbers by chance, but in at most
+#: one of a million epochs.
 _PROOF = 20
 
 

@@ -135,7 +135,8 @@ def process_reset_fn(
     iter_reset_fn: Callable[[DataPipe], DataPipe] | None = None,
     custom_reset_fn: Callable[[DataPipe, WorkerInfo, SeedGenerator], DataPipe] | None = None,
 ) -> DataPipe:
-    """Prepares a graph for an epoch: seeds the global generators of the process and the pipes, then calls the hooks.
+    """Prepares a graph for an epoch: seeds the global generators of the process and the pipes, then calls
+    `iter_reset_fn` and `custom_reset_fn`.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -234,7 +235,7 @@ class GraphProgram(EpochProgram):
         #: The pipes with threads; None until the graph has been searched for them.
         self._reading_ahead: list[Any] | None = None
         self._graph: Graph | None = None
-        #: This graph replaces the current graph in the next epoch.
+        #: The graph that replaces the current graph in the next epoch.
         self._successor: DataPipe | None = None
         #: The reason why no snapshot can be made in this epoch.
         self._unsaved: Exception | None = None
@@ -347,8 +348,8 @@ class GraphProgram(EpochProgram):
         """Computes the first item of the last epoch, if the program abandoned that epoch before this shard computed an
         item.
 
-        A user's pipe may count its epochs when it computes its first item. If some shards skipped this item, their
-        pipes would count fewer epochs than the pipes of other shards.
+        A user's pipe may count its epochs when it computes its first item. If some shards skipped the first item of an
+        epoch, their pipes would count fewer epochs than the pipes of other shards.
         """
         if self._running is not None and self._is_unread() and any(map(may_draw, Graph(self.datapipe))):
             with FailuresSuppressed():  # the error belongs to the epoch that was left

@@ -218,8 +218,8 @@ def _search_library(item: Any, ids: list[int], views: list[tuple[int, int]]) -> 
 
 
 def _search_object(item: Any, ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
-    # An object with its own `__hash__` is assumed to be immutable. The members of such an object are examined, because
-    # an immutable object such as a tuple may contain mutable objects.
+    # An object with its own `__hash__` is assumed to be immutable. The members of an immutable object are examined,
+    # because an immutable object such as a tuple may contain mutable objects.
     if not _has_own_hash(type(item)):
         ids.append(id(item))
     return _parts_of(item)

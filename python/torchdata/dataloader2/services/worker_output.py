@@ -19,7 +19,9 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 @dataclass(frozen=True)
 class WorkersEpoch:
-    """The processes and the items of one epoch. They are replaced together, so that no thread mixes two epochs."""
+    """The processes and the items of one epoch. Both fields are replaced together, so that no thread reads the items of
+    one epoch from the processes of another.
+    """
 
     children: Children | LocalShards
     items: Iterator[Any]

@@ -14,7 +14,7 @@ from torchdata.datapipes._pipe.state.layout import dump_entry
 def describe(state: Mapping[str, Any]) -> str:
     """Returns a loader's state in words: the position in the epoch, the workers, the pipes and their sizes.
 
-    The function runs no code from the state, even if the state is forged, because it unpickles nothing.
+    `describe` runs no code from the state, even if the state is forged, because `describe` unpickles nothing.
 
     Args:
         state: a result of `DataLoader2.state_dict`.

@@ -12,7 +12,7 @@ from torchdata.dataloader2.state.position import Outline
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: A pickled pipe with more bytes than this is stored in a state only if the user requests it.
+#: A pickled pipe with more than `_LARGE` bytes is stored in a state only if the user requests it.
 _LARGE = 1 << 20
 
 
@@ -33,8 +33,8 @@ class Identity:
 
     @property
     def outline(self) -> Outline:
-        """The description of the pipeline in a state. It contains no hash of the pickled pipe, which would help to
-        guess a password in the pipe.
+        """The description of the pipeline in a state. The description contains no hash of the pickled pipe, because a
+        hash would help to guess a password in the pipe.
         """
         if self._in_words is None:
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))

@@ -1,6 +1,7 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Only this module contains the keys of the layout. The functions never unpickle values that could run code.
+Only this module contains the keys of the layout. The functions of this module never unpickle values that could run
+code.
 
 `parse` checks the type and range of each value, including values in snapshots, because a downloaded state may be
 forged. Checksums detect damage, but do not prove who wrote a state.
@@ -266,8 +267,9 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 
 
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
-    """Returns the seed and the generators in a state. Generators of torchdata 0.9 are ignored, because they are pickles
-    and draw other numbers."""
+    """Returns the seed and the generators in a state. Generators of torchdata 0.9 are ignored, because they are
+    pickles, and because this package's generators draw different numbers.
+    """
     if packed is None:
         return None
     if not isinstance(packed, (tuple, list)) or len(packed) != 4:

@@ -88,8 +88,8 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
 
     Args:
         pipes: how many of the graph's first pipes run in the worker, if known; later pipes run in the main process.
-        alone: whether to omit the state of pipes that run in the main process. If the omitted pipes have a state, the
-            result contains no snapshot, and the shard recomputes the epoch from its beginning.
+        alone: whether to omit the state of pipes that run in the main process. If the pipes that `alone` omits have a
+            state, the result contains no snapshot, and the shard recomputes the epoch from its beginning.
         keeps: whether the worker's pipes may keep state from earlier epochs, which a recomputation does not restore.
 
     Raises:
@@ -136,8 +136,9 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False, ke
 
 
 def in_main(position: Position, graph: Graph) -> Position:
-    """Converts a position that a loader with workers saved between two epochs, for a graph in the main process. The
-    pipes that ran in the workers begin a new iteration."""
+    """Converts a position that a loader with workers saved between two epochs to a position of a graph in the main
+    process. The pipes that ran in the workers begin a new iteration.
+    """
     _, *own = position.graph or ()
     after = len(_user_pipes([entry.type for entry in own]))
     in_workers = len(_user_pipes([*map(name_of, graph)])) - after

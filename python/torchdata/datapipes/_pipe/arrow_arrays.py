@@ -9,7 +9,8 @@ def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
     """Converts each column to an array. pyarrow's own conversion is not used, because it turns integers with nulls into
     floats, and nulls of some types into ordinary values. The arrays are:
 
-    - numbers and booleans: an array of the column's type; a null becomes NaN in floats, otherwise it raises an error;
+    - numbers and booleans: an array of the column's type; a null becomes NaN in floats, and raises an error in other
+      types;
     - dates, timestamps (in UTC, if they have a zone) and durations: datetime64 and timedelta64; a null becomes NaT;
     - lists: an array of objects with one converted array per row; a null becomes None;
     - other types: an array of the objects that `to_pylist` returns (a struct is a dict); a null becomes None.

@@ -19,7 +19,8 @@ _KINDS = "a pyarrow data set or table, a table of deltalake, pyiceberg or lance,
 
 PART_ROWS = 1024
 
-#: Open datasets that a forked child never frees, because freeing needs threads of the parent process.
+#: Open Lance datasets that a forked child inherits and never frees, because freeing needs threads of the parent
+#: process.
 _inherited: list[Any] = []
 
 
@@ -92,8 +93,8 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """Returns the family of an Arrow type, such as "integer". A file may store a column with another type than the
-    table if both types belong to the same family."""
+    """Returns the family of an Arrow type, such as "integer". The type of a column in a file may differ from the
+    column's type in the table if both types belong to the same family."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)
@@ -173,7 +174,7 @@ class LanceRows(ArrowSource):
     open dataset of Lance does not work in a forked child.
 
     Args:
-        filter: a SQL expression, a pyarrow expression, or None.
+        filter: the rows to read, as a SQL expression or a pyarrow expression; None for all rows.
         part_rows: the number of rows per part; the last part may have fewer.
     """
 

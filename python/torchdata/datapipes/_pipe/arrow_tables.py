@@ -1,4 +1,5 @@
-"""Regroups the parts of a table into tables with a fixed number of rows. Only one part is in memory at a time."""
+"""Regroups the parts of a table into tables with a fixed number of rows. Only one part of the table is in memory at a
+time."""
 
 from __future__ import annotations
 
@@ -19,10 +20,10 @@ def tables_of(
     this part.
 
     Args:
-        row: the number of the row, in the first part, where reading begins.
+        row: the number of rows to skip at the start of the first part.
         size: the number of rows per table (the last table may have fewer); None makes a table of each part.
-        copy: whether to copy the rows of each table. A table that is not copied keeps all rows of its part in memory,
-            and pickling the table pickles all these rows.
+        copy: whether to copy the rows of each table. A table that is not copied is a view of the part that it was
+            sliced from, so it keeps all rows of the part in memory, and its pickle contains all these rows.
     """
     if size is None:
         for part in parts:

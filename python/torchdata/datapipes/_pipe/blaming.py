@@ -18,8 +18,8 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the `IterationToken` that counts the skipped items of a pipe. The token belongs to a map-style source of
-    the pipe if the loader times this source, and to the pipe itself otherwise.
+    """Returns the `IterationToken` that counts the skipped items of a pipe. If the loader times a map-style source of
+    the pipe, returns the token of this source; otherwise, the token of the pipe.
     """
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:

@@ -271,8 +271,8 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """Returns the error of a pipe without a length. The error message ends with the message of torchdata 0.9, because
-    user code may compare messages."""
+    """Returns the error that `len` raises for a pipe without a length. The error message ends with the message of
+    torchdata 0.9, because user code may compare messages."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 

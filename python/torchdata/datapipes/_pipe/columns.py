@@ -54,8 +54,8 @@ def replacing_columns(function: Callable[..., Any], input_col: Any, output_col: 
     """Returns a function that applies `function` to the input columns of an item and stores the result in the item.
 
     If `output_col` is None, the result replaces the first input column, and the remaining input columns are removed. If
-    `output_col` is -1, the result is appended to the item. Items are modified, except tuples, which are replaced by new
-    tuples.
+    `output_col` is -1, the result is appended to the item. Items are modified and not copied, except tuples, which are
+    replaced by new tuples.
     """
     apply = on_columns(function, input_col)
     many = isinstance(input_col, (list, tuple))

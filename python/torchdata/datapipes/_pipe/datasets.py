@@ -16,8 +16,8 @@ from typing import Any
 
 from torchdata._signatures import names_in
 
-#: Modules and names of dataset classes that split their items among PyTorch's workers if they derive from PyTorch's
-#: `IterableDataset`.
+#: Modules and names of classes with datasets that split their items among PyTorch's workers, provided that the class
+#: derives from PyTorch's `IterableDataset`.
 _SPLITTING = (
     ("datasets.iterable_dataset", "IterableDataset"),
     ("litdata.streaming.combined", "CombinedStreamingDataset"),

@@ -7,7 +7,7 @@ shard runs, the states of the global generators (2.5 KB each) are exchanged.
 The public functions of `random`, NumPy and torch convert a generator's state to tuples and tensors, which takes up to
 300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. Before the
 first copy, this module tests with new generators whether copying a generator's memory also copies its state. If copying
-the memory does not copy the state, this module calls the public functions of the libraries instead.
+a generator's memory does not copy its state, this module calls the public functions of the libraries instead.
 """
 
 from __future__ import annotations
@@ -90,8 +90,9 @@ def one_at_a_time() -> AbstractContextManager[bool]:
 
 
 class ShardGlobals(SavedGlobals):
-    """The global variables of a shard or of the program. Only the native methods `save` and `load` change `is_away`, so
-    a signal handler finds the variables of this shard in the process unless `is_away` is True."""
+    """The global variables of a shard or of the program. If `is_away` is False, the process contains the variables of
+    this shard. Only the native methods `save` and `load` change `is_away`, so it is also correct in a signal
+    handler."""
 
     def __init__(self) -> None:
         self._others: Sequence[tuple[Callable[[], Any], Callable[[Any], object]]] = ()
@@ -106,7 +107,8 @@ class ShardGlobals(SavedGlobals):
 
         Args:
             is_all: whether another shard can run without further steps, such as stopping this shard's threads. If two
-                shards have passed `is_all=True`, `ShardTurns` may switch between them without `leave` and `enter`.
+                shards have called `leave` with `is_all=True`, `ShardTurns` may switch between them without calling
+                `leave` and `enter`.
         """
         global _has_exchanged
         _has_exchanged = True
@@ -131,8 +133,8 @@ class ShardGlobals(SavedGlobals):
 class Exchanged:
     """Within this context, the global variables of `entered` replace the variables of `left`.
 
-    Callers must enter the context of `left` first, because its native `__exit__` restores the variables even if Ctrl-C
-    interrupts a method of this class.
+    Callers must enter `left`, which is also a context manager, before this context, because the native `__exit__` of
+    `left` restores the variables even if Ctrl-C interrupts a method of this class.
     """
 
     def __init__(self, left: ShardGlobals, entered: ShardGlobals) -> None:
@@ -247,7 +249,7 @@ def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Calla
     """Tests whether copying the memory of a random generator to another generator also copies the state.
 
     Args:
-        of: a function that returns the `_Way` of a generator.
+        of: a function that returns the `_Way` of a generator, which describes how to copy its memory.
         new: a function that creates a generator from a seed.
         seen: a function that returns the state of a generator by the library's public interface.
     """

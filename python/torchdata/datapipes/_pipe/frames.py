@@ -41,8 +41,9 @@ class FrameFormat:
     """The settings for creating frames.
 
     Args:
-        library: `"pandas"`, `"polars"`, `"pyarrow"`, or `"numpy"` if `arrays` is True.
-        dtype: None, a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all columns.
+        library: the library of the frames: `"pandas"`, `"polars"`, `"pyarrow"`, or `"numpy"` if `arrays` is True.
+        dtype: the types of the columns: a `pyarrow.Schema`, a mapping from column to dtype, or one dtype for all
+            columns; None if the user has not given the types.
         dtype_generator: a function that returns the dtype, used if `dtype` is None.
         arrays: whether the library may be `"numpy"`, which creates dicts from column name to array (see `arrays_of`).
     """

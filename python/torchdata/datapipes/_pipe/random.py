@@ -37,9 +37,9 @@ class PrivateRandomness:
     """A context manager within which the global random generators of Python, NumPy and torch produce a private sequence
     of numbers.
 
-    The first `with` block starts the sequence from the seed, and each later block continues it. After a `with` block,
-    the generators have the states that they had before the block. Generators of libraries that are not imported stay
-    unchanged.
+    The first `with` block starts the private sequence from the seed, and each later `with` block continues the
+    sequence. After a `with` block, the generators have the states that they had before the block. Generators of
+    libraries that are not imported stay unchanged.
     """
 
     def __init__(self, seed: int) -> None:

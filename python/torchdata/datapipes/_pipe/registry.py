@@ -1,4 +1,5 @@
-"""Manages functional forms, which are methods of a pipe, such as `map`, that create another pipe that reads this pipe.
+"""Manages functional forms. A functional form, such as `pipe.map(...)`, is a method that creates a pipe that reads
+`pipe`.
 
 IterDataPipe and MapDataPipe each have a registry of functional forms. When the module of a pipe class is imported,
 `functional_datapipe` adds the functional form of this class to the registry. `register_late` adds a functional form
@@ -82,7 +83,8 @@ class FunctionalForms:
 
         Args:
             pipes: the classes of each module with their functional forms, such as "Mapper=map LengthSetter".
-            held: further names of modules, which pickles refer to by the name of the package.
+            held: for each module, names other than pipe classes that the package also exports, because pickles refer to
+                them by the name of the package.
         """
         package: str = namespace["__name__"]
         modules = {module: words.split() for module, words in held.items()}

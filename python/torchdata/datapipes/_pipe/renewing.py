@@ -21,7 +21,8 @@ _OURS = "torchdata.datapipes."
 
 
 class Renewal(Iterator[Iterator[Any]]):
-    """Reads one iteration of a pipe from several iterators: the first one and, after each exception, a new one.
+    """Reads one iteration of a pipe from several iterators in turn: the first iterator of the pipe and, after each
+    skipped exception, a new iterator.
 
     Args:
         sources: the sources of the pipe. The iterator is not replaced if neither the pipe nor a source has yielded an

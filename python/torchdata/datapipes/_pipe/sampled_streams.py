@@ -5,9 +5,10 @@ A resumed run compares checksums of sampled items with the original run, to dete
 A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws numbers, its
 saved state contains the states that the generators had before the stream first drew numbers. A resumed run restores the
 generators, rereads the items, and raises an error if the items differ from the original items. If the stream probably
-draws numbers for each item, as for augmentation, the resumed run only warns, because other code may also have drawn
-numbers. A stream probably draws numbers for each item if it drew numbers for its second item. Items that differ only in
-floating-point numbers and arrays also indicate that the stream draws numbers for each item.
+draws numbers for each item, as for augmentation, a difference only causes a warning, because other code may have drawn
+numbers between the items of the original run. A stream that only shuffles draws its numbers before its first item, so a
+stream that draws numbers for its second item probably draws numbers for each item. If the reread items differ from the
+original items only in floating-point numbers and arrays, the stream probably draws numbers for each item, too.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _END: Any = object()
 
 
 class SampledStream:
-    """Reads a stream, and resumes from `saved`, an earlier result of `state`; None begins a new iteration."""
+    """Reads a stream, and resumes from `saved`, a state that `SampledStream.state` returned; None begins a new
+    iteration."""
 
     def __init__(self, name: str, saved: dict[str, Any] | None = None) -> None:
         self._name = name
@@ -34,7 +36,7 @@ class SampledStream:
         #: The states of the global random generators before the stream first drew numbers; None if the stream has not
         #: drawn any.
         self._generators: dict[str, Any] | None = saved.get("generators")
-        #: Whether the stream drew random numbers when it computed its second item.
+        #: Whether the stream probably draws random numbers for each item, because it drew numbers for its second item.
         self._draws = bool(saved.get("draws", False))
         self._has_saved = "digest" in saved
 

@@ -36,8 +36,8 @@ epoch = 0
 #: In the main process: the number of the current epoch of each `on_error` pipe.
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-#: If the limit on skipped items is a fraction, it is not checked in the first `FEWEST` items, except at the end of the
-#: iteration.
+#: If the limit on skipped items is a fraction, the limit is not checked in a pipe's first `FEWEST` items, except at the
+#: end of the iteration.
 FEWEST = 100
 
 

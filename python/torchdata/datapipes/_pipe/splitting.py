@@ -28,7 +28,8 @@ _whole: WeakSet[Any] = WeakSet()
 
 
 class _Depth(threading.local):
-    """The number of running iterators in this thread that must see a single worker in `get_worker_info()`."""
+    """While the depth is positive, `get_worker_info()` reports a single worker in this thread. The depth is the number
+    of running iterators that must yield all items."""
 
     value = 0
 
@@ -80,7 +81,7 @@ def is_read_whole(datapipe: Any) -> bool:
 
 
 def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Begins an iteration that sees a single worker in PyTorch's `get_worker_info()`."""
+    """Begins an iteration that receives a single worker from PyTorch's `get_worker_info()`."""
     module: Any = sys.modules.get(_WORKER)
     info = None if module is None else module._worker_info
     if info is not None and not hasattr(type(info), "_truth"):  # this process is a worker of PyTorch

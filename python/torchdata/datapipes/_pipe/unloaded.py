@@ -26,8 +26,8 @@ Load = Callable[[Any], Any]
 
 # A pipe that can yield indices defines three methods. `_can_wait` returns whether the next iteration can yield indices.
 # `_iter_unloaded` is called instead of `__iter__` to begin an iteration: it returns an iterator over indices, and a
-# function from an index to its item. `_loads` returns only the function from an index to its item. A subclass that
-# overrides `__iter__` must override all three methods.
+# function from an index to its item. `_loads` returns the function from an index to its item without beginning an
+# iteration. A subclass that overrides `__iter__` must override all three methods.
 
 
 def can_wait(datapipe: Any) -> bool:

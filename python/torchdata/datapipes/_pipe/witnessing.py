@@ -5,7 +5,8 @@ different orders, some items are yielded twice and other items never. To detect 
 the positions and checksums of some items, and the loader compares the checksums.
 
 All workers sample items at the same positions, with gaps that grow as the square root of the position. If two workers
-read in different orders, about 36 items are sampled by both workers, which suffices to detect the difference.
+read in different orders, each worker samples about 6 * sqrt(n) of n items, so about 36 items are sampled by both
+workers at different positions, however large n is.
 
 `SampleDigest` also checks that a resumed run rereads the items of the original run.
 """
@@ -33,19 +34,20 @@ current: Witness | None = None
 #: Types of values that need not be converted before a checksum is computed.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
-#: The approximate number of elements per large array or tensor that a checksum covers.
+#: A checksum of a larger array or tensor is computed from about this number of its elements, at equal distances.
 _ELEMENTS = 1 << 10
 
 
 class Note(NamedTuple):
-    """A message from a worker to the loader: the items that a `sharding_filter` has sampled since its previous message.
+    """A message from a worker to the loader, with the items that a `sharding_filter` has sampled since the previous
+    message.
 
     Args:
         number: the number of this `sharding_filter` in the graph.
-        source: a description of the filter's source.
-        start: the position in the source where the filter began to read.
+        source: the name of the pipe that the `sharding_filter` reads, for an error message.
+        start: the position in the source where the `sharding_filter` began to read.
         samples: pairs of the position and the checksum of an item.
-        length: the number of items of the source; None before the end of the source.
+        length: the number of items of the source, once the `sharding_filter` has read all of them; None before.
         splits_itself: whether the source is expected to divide its items among the workers, so that only one worker
             reads each item.
     """
@@ -113,7 +115,7 @@ class Witness:
 
 class SampleDigest:
     """A checksum of sampled items. The lower 32 bits of the checksum cover all values in the items. The upper 32 bits
-    leave out floating-point numbers and arrays, because random augmentation may change them.
+    of the checksum leave out floating-point numbers and arrays, because random augmentation may change them.
 
     Args:
         next: the position of the next sample.
@@ -156,7 +158,7 @@ class SampleDigest:
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Returns whether the upper 32 bits of two checksums are equal. The upper bits do not depend on floats and
+        """Returns whether the upper 32 bits of two checksums are equal. The upper 32 bits do not depend on floats and
         arrays in the items."""
         return one >> 32 == other >> 32
 

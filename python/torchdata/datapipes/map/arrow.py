@@ -24,9 +24,9 @@ class ArrowParts(MapDataPipe[int]):
     `sharding_filter` divides the row groups before they are read.
 
     Args:
-        source: a `pyarrow.dataset.Dataset` (on any file system), a `pyarrow.Table` or `RecordBatch`, a
-            `deltalake.DeltaTable`, a `pyiceberg.table.Table` or a `lance.LanceDataset`; or a path, or a list of paths,
-            of files of one format.
+        source: the table to read: a `pyarrow.dataset.Dataset` (on any file system), a `pyarrow.Table` or `RecordBatch`,
+            a `deltalake.DeltaTable`, a `pyiceberg.table.Table` or a `lance.LanceDataset`; or a path, or a list of
+            paths, of files of one format.
         filter: the rows to read: a `pyarrow.compute.Expression`; for an Iceberg table the `row_filter` of its `scan`;
             for a Lance dataset also SQL. Parts are left out if their statistics show that no row passes the filter. For
             a Lance dataset, the filter is evaluated when the pipe is built. If `filter` is None (the default), all rows

@@ -87,15 +87,16 @@ def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
 
 
 class IndexSampler(Seeded, ReadsByIndex[T_co]):
-    """Yields the items of a map pipe in the order of a sampler, which is iterated again in each epoch.
+    """Yields the items of a map pipe at the indices that a sampler yields. The sampler is iterated again in each epoch.
 
     Functional form of MapDataPipe: `sample_by`.
 
-    Random numbers that a sampler draws from the global generators depend only on the pipe's seed. Therefore, all
-    workers and ranks use the same order of indices, which a later `sharding_filter` requires. After each index, the
-    pipe restores the global generators, so that the sampler does not change the random numbers of other code. A sampler
-    may also have its own random generator. If a sampler has a method `set_epoch`, as torch's `DistributedSampler` does,
-    the method receives the number of each epoch. The epochs are numbered from the sampler's attribute `epoch` on.
+    Random numbers that a sampler draws from the global generators depend only on the pipe's seed. All workers and ranks
+    therefore use the same order of indices, which a later `sharding_filter` requires. After each index, the pipe
+    restores the global generators, so that the sampler does not change the random numbers of other code. A sampler may
+    instead draw from its own random generator. If a sampler has a method `set_epoch`, as torch's `DistributedSampler`
+    does, the method receives the number of each epoch. The number of the first epoch is the sampler's attribute
+    `epoch`, or 0.
 
     Args:
         datapipe: the map pipe to read.

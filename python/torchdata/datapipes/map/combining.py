@@ -18,7 +18,7 @@ class Concater(MapDataPipe[T_co]):
     """Joins pipes: the second pipe's indices follow the first pipe's indices, and so on.
 
     Args:
-        *datapipes: the pipes or datasets, each with a length and the indices 0, 1, …
+        *datapipes: the pipes or datasets to join, each with a length and the indices 0, 1, …
 
     Raises:
         ValueError: no pipe is given.
@@ -52,7 +52,7 @@ class Zipper(MapDataPipe[T_co]):
     """Combines pipes: the item at an index is a tuple of the items that the pipes have at this index.
 
     Args:
-        *datapipes: the pipes or datasets. The shortest pipe determines the length.
+        *datapipes: the pipes or datasets to combine. The shortest pipe determines the length.
 
     Raises:
         ValueError: no pipe is given.

@@ -16,7 +16,7 @@ class Batcher(MapDataPipe[DataChunk[T]]):
     """Groups items with consecutive indices: batch `i` contains the items from `i * batch_size` on.
 
     Args:
-        datapipe: a pipe with the indices 0, 1, …
+        datapipe: the pipe to read, with the indices 0, 1, …
         batch_size: the number of items per batch.
         drop_last: whether an incomplete last batch is left out; False by default.
         wrapper_class: a function from a list of items to the batch; `DataChunk`, a list, by default.

@@ -297,8 +297,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 def _move(file_obj: Any, offset: int) -> None:
     try:
         file_obj.seek(offset)
-    # A file that cannot seek raises UnsupportedOperation, which is a ValueError. A file of fsspec may also raise
-    # AttributeError.
+    # A file that cannot seek raises UnsupportedOperation, which is a ValueError. A file of fsspec that cannot seek may
+    # raise AttributeError.
     except (AttributeError, ValueError):
         while offset > 0 and (skipped := len(file_obj.read(min(offset, _SKIPPED_AT_ONCE)))):
             offset -= skipped

@@ -40,7 +40,8 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
 
     Args:
         batch: a non-empty sequence of items that have equal structure, such as dicts with equal keys.
-        to: "numpy" for arrays, "torch" for tensors; None (the default) for tensors only if PyTorch is imported.
+        to: the kind of results: "numpy" for arrays, "torch" for tensors; None (the default) for tensors only if PyTorch
+            is imported.
 
     Raises:
         TypeError: the items have a type that cannot be collated.

@@ -230,9 +230,10 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
     """Returns a handler that decodes files with some extensions by a function.
 
     Args:
-        extensions: the extensions, separated by spaces. Case is ignored. An extension may contain dots (`"seg.png"`) if
-            the `key_fn` of the `Decoder` returns all extensions of a file, not only the last one.
-        f: a function of the contents of the file.
+        extensions: the extensions of the files to decode, separated by spaces. Case is ignored. An extension may
+            contain dots (`"seg.png"`) if the `key_fn` of the `Decoder` returns all extensions of a file, not only the
+            last one.
+        f: the function that decodes the contents of a file.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import handle_extension

@@ -17,7 +17,8 @@ from torchdata.nodes.samplers.utils import _get_rank_seed, get_rank_and_world_si
 
 __all__ = ["MultiNodeWeightedSampler"]
 
-#: The number of choices that are drawn together. It is the same as in torchdata 0.11, because it affects the order.
+#: The number of choices that are drawn together. `_DRAWN` is the same as in torchdata 0.11, because this number affects
+#: the order.
 _DRAWN = 1000
 
 #: The maximum epoch number that a loaded state may contain. The epoch number is limited, because the time for computing

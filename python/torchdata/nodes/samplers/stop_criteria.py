@@ -14,7 +14,8 @@ class StopCriteria:
         'FIRST_DATASET_EXHAUSTED'
     """
 
-    #: The epoch ends when each source has ended at least once. A source that ends earlier starts over.
+    #: The epoch ends when each source has ended at least once. A source that ends before the end of the epoch starts
+    #: over.
     CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED = "CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED"
     #: The epoch ends when each source has ended. No source starts over, so every item is yielded once.
     ALL_DATASETS_EXHAUSTED = "ALL_DATASETS_EXHAUSTED"

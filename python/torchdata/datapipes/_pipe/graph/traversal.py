@@ -14,11 +14,11 @@ from itertools import count
 from typing import Any, Literal
 
 #: The maximum number of members that are inspected for one attribute. A container is not inspected if its members would
-#: exceed the maximum.
+#: exceed this maximum.
 LARGEST_STRUCTURE = 4096
 
-#: The number of members that the inspection of a nested container counts for, because opening a container takes longer
-#: than inspecting one member.
+#: Opening a nested container counts as inspecting this number of members, because it takes longer than inspecting one
+#: member.
 OPENING = 8
 
 #: The classes `IterDataPipe` and `MapDataPipe`. The module `datapipe` sets this variable, because importing `datapipe`
@@ -27,8 +27,8 @@ _pipes: tuple[type, ...] = ()
 
 _has_virtual = False
 
-#: The last result of `abc.get_cache_token`. A new result means that a virtual subclass was registered, so the cached
-#: results of `_role` are dropped.
+#: The last result of `abc.get_cache_token`. Another result of `get_cache_token` means that a virtual subclass was
+#: registered, so the cached results of `_role` are dropped.
 _registered: object = None
 
 Role = Literal["pipe", "container"]
@@ -113,8 +113,9 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # The heap contains groups of containers that are members of the same container. The group with the smallest width
-    # is searched next. The width is the number of containers in a group, plus the width of the enclosing group.
+    # An entry of the heap is a group: all containers that are members of one enclosing container. The group with the
+    # smallest width is searched next. The width of a group is the number of its containers, plus the width of the group
+    # that contains the enclosing container.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)

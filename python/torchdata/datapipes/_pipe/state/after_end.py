@@ -12,7 +12,7 @@ from torchdata.datapipes._pipe.state.record import passed
 
 class AfterEnd(Iterator[Any]):
     """Yields the items of the iterator that `begin` returns. If this iterator is empty, restarts the sources of the
-    pipe and calls `begin` again."""
+    pipe and calls `begin` a second time."""
 
     __slots__ = ("_begin", "_datapipe", "_iterator", "_sources")
 

@@ -20,7 +20,7 @@ _MISSING: Any = object()
 #: The types that `random.seed` accepts.
 _SEEDS = (NoneType, int, float, str, bytes, bytearray)
 
-#: The maximum number of items in a loaded state. Larger numbers are rejected.
+#: The largest number of items that a loaded state may mention. A state with a larger number is rejected.
 MOST_ITEMS = 1 << 62
 
 
@@ -30,8 +30,8 @@ def state(
     """Declares an attribute to be part of the iteration state of a pipe.
 
     Args:
-        begins: the value when an iteration begins; for a mutable value, a function without arguments that returns it,
-            such as `list`.
+        begins: the value of the attribute when an iteration begins; for a mutable value, a function without arguments
+            that returns the value, such as `list`.
         items: whether the value contains items of the pipeline; pipes in the value are then items, and not sources of
             this pipe; False by default.
         copied: whether copies and pickles of the pipe include the attribute; False by default.

@@ -123,11 +123,11 @@ def _to_numpy(state: Any) -> Any:
     return "MT19937", frombuffer(key, "<u4"), position, has_gauss, gauss
 
 
-# -- seeding, also of libraries that are imported later ----------------------------------------------------------------
+# -- seeding -----------------------------------------------------------------------------------------------------------
 
 
 def seed_torch(torch: Any, seed: int) -> None:
-    """Seeds torch like `torch.manual_seed(seed)`, but does not format the caller's stack as text.
+    """Seeds torch as `torch.manual_seed(seed)` does, but does not format the caller's stack as text.
 
     For each kind of device that was not used yet, `torch.manual_seed` formats the caller's stack for the message of a
     later error. Formatting the stack checks each source file on disk, which would delay the first item of every epoch.

@@ -1,8 +1,9 @@
 """Pauses read-ahead threads during a replay, in which a resumed run reads the items of the saved iteration again.
 
 In a replay, user functions must draw the same numbers from the global random generators as in the original iteration.
-If a pipe reads ahead in a thread, the functions of earlier pipes have already drawn numbers for the buffered items.
-During a replay, a read-ahead thread must pause after the number of items that it had read when the state was saved.
+If a pipe reads ahead in a thread, the functions of earlier pipes had drawn numbers for the buffered items, too, when
+the state was saved. During a replay, a read-ahead thread must therefore pause after the number of items that it had
+read when the state was saved.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ class Halt:
     """Pauses a thread that reads ahead in a replay.
 
     Args:
-        number: which iteration of the pipe the thread pauses in.
+        number: the number of the iteration of the pipe during which the thread pauses.
         ahead: how far the thread must read before it pauses.
     """
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the source had ended when the state was saved, the thread must make one additional request, because only a
-        # request detects the end.
+        # If the source had ended when the state was saved, the thread must request one item more than it had read,
+        # because only such a request detects the end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
         self._queue: ReadAheadQueue | None = None
@@ -79,16 +80,16 @@ class Halt:
         return self._may_continue.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Enlarges the queue until `release` is called, because the queue must hold all items that the thread has to
-        read."""
+        """Enlarges the queue, which must hold all items that the thread has to read; `release` restores the
+        capacity."""
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def pause(self) -> None:
         """Pauses the calling thread until `release` is called, if the thread has read the number of items in `ahead`.
 
-        A paused thread also continues if the consumer waits for an item, because the replay then yields other items
-        than the original iteration.
+        A paused thread also continues if the consumer waits for an item, because the consumer waits only if the replay
+        yields other items than the original iteration.
         """
         if self._taken >= self._items:
             self._reached.set()

@@ -1,6 +1,6 @@
 """The methods and attributes of a pipe that graphs, states and loaders use, with their defaults.
 
-Each pipe class overrides the defaults that are wrong for it, so that callers need not check the class of a pipe.
+A pipe class overrides each default that is wrong for its pipes, so callers need not check the class of a pipe.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class PipeHooks:
 
     _length_reads_items: ClassVar[bool] = False
 
-    #: Whether an iteration of the pipe begins iterations of its sources. The value is False for the children of a split
-    #: such as `fork`, because only the split's main pipe reads the source.
+    #: Whether an iteration of the pipe begins iterations of its sources. `_begins_sources` is False for the children of
+    #: a split such as `fork`, because only the split's main pipe begins an iteration of the source.
     _begins_sources: ClassVar[bool] = True
 
     def _outlives_epochs(self) -> bool:
@@ -85,7 +85,7 @@ class PipeHooks:
 
     def _read_ahead(self, passes: int) -> Lead | None:
         """Returns how far the pipe's thread has read ahead in the latest iteration. Returns None if the pipe does not
-        use a thread, or has begun no iteration after its first `passes` iterations."""
+        use a thread, or if it has begun only its first `passes` iterations."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:

@@ -3,8 +3,8 @@
 This module updates the `PassRecord` of a pipe at the beginning of an iteration. For a replay (see `state`), the
 `PassRecord` contains the states of the pipe and its sources at the beginning of the iteration.
 
-A counter numbers the iterations of all pipes. A pipe begins to iterate before its sources, so its iteration has a lower
-number than the iterations of its sources.
+A counter numbers the iterations of all pipes. A pipe begins to iterate before its sources do, so its iteration has a
+lower number than the iterations of its sources.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _beginning_of(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the `PipeEntry` of a pipe that is not being iterated, and the pipe's state. The caller must convert the
+    """Returns the `PipeEntry` of a pipe between two iterations, and the pipe's state. The caller must convert the
     state, unless it is None, to plain data and add it to the `PipeEntry`."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None:
@@ -94,8 +94,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. Before the replay, a
-    resumed run sets the counters of its copy of the pipe to these values."""
+    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. Before a replay, a
+    resumed run sets the counters of its copy of the pipe to the returned values."""
     now = counters_of(pipe)
     if now is None:
         return {}
@@ -123,8 +123,8 @@ def initial_entry(pipe: Any) -> PipeEntry:
 def _keeps_state_between(pipe: Any) -> bool:
     """Returns whether a copy of a user-defined pipe can load the state that the pipe has between two iterations.
 
-    The result is False for an iterable-style pipe without `reset`, because a copy of the pipe would resume an abandoned
-    iteration instead of starting a new iteration.
+    The result is False for an iterable-style pipe without `reset`, unless its last iteration has ended: a copy of the
+    pipe would resume an abandoned iteration instead of starting a new one.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -354,7 +354,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # In a cycle, a source may follow its reader in the graph, so the result may be None (unknown).
+        # In a cycle, a source may follow its reader in the graph, so whether a pipe is replayed may be unknown (None).
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -392,7 +392,8 @@ def _covers(kind: type) -> bool:
     first_class = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     first_class = min(first_class, depth_of(kind, "iteration_state"))
     while first_class < len(classes) and not issubclass(classes[first_class], iter_base()):
-        # A class that derives from a mixin with a declared state is regarded as the class that declares the state.
+        # If a mixin declares a state, the class that derives from the mixin counts as the class that declares the
+        # state.
         first_class = min(i for i, cls in enumerate(classes) if classes[first_class] in cls.__bases__)
     return first_class < len(classes) and first_class <= depth_of(kind, "__iter__")
 
@@ -453,7 +454,8 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # `left`, the `PipeEntry` for a new iteration, is loaded instead of `loaded`, which would begin a replay.
+        # The `PipeEntry` in `left`, which begins a new iteration, is loaded, because the `PipeEntry` in `loaded` would
+        # begin a replay.
         seed = pending_seed(pipe)
         was_set = seed is not None and seed != record.loaded_seed
         load_entry(pipe, record.loaded.left)

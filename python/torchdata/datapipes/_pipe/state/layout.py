@@ -20,7 +20,7 @@ STATE_VERSION = 4
 
 _PARTS = 1 << 20
 
-#: If a list or tuple contains only values of these types, its checksum is computed from its `repr`.
+#: The types of simple values. If a list or tuple contains only simple values, its checksum is computed from its `repr`.
 _FLAT = frozenset({NoneType, bool, int, float, str})
 
 
@@ -34,10 +34,10 @@ class PipeEntry(NamedTuple):
         finished: whether the iteration has yielded its last item.
         state: the pipe's declared state. If `restores` is False, `state` contains only the values that outlast an
             iteration, such as the seed for the next iteration.
-        seed: the argument for `set_seed` of a user-defined pipe.
+        seed: the seed of a user-defined pipe, as an argument for its method `set_seed`.
         follows: whether the pipe derives each seed from its previous seed, instead of drawing the seed from the global
             random generators.
-        skipped: the number of items that `on_error` has skipped after exceptions of this pipe, by class of exception.
+        skipped: the number of items of this pipe that `on_error` has skipped, by class of exception.
         later: the seed for the pipe's next iteration, which the pipe receives only after a replay of the saved
             iteration.
         drop: the number of items that a *replayed* pipe (a pipe without a declared state) drops at the beginning of the
@@ -46,9 +46,10 @@ class PipeEntry(NamedTuple):
         seconds: the seconds from the beginning of the saved iteration until the state was saved.
         generators: the states of the global random generators at the beginning of a replay (see `drop`). After the
             replay, the generators get back the states that they had before the replay.
-        ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
+        ahead: how many items the pipe's read-ahead thread must read during a replay before it pauses (see `Lead`).
         left: the `PipeEntry` that is used instead of this entry if the next iteration starts from the beginning.
-        loaded_seed: a tuple with the pipe's seed when the state was loaded, which shows whether the seed was set later.
+        loaded_seed: a tuple that contains only the seed that the pipe had when the state was loaded. A different seed
+            of the pipe shows that the seed was set later.
     """
 
     type: str

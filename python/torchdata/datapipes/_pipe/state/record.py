@@ -26,11 +26,11 @@ class Beginning:
 
     moved: dict[str, Any]
     #: The states of the global random generators for a replay of this iteration. `moved` contains the states when this
-    #: iteration began, which differ if this iteration began with a replay.
+    #: iteration began, which differ from `generators` if this iteration began with a replay.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
-    #: The field `yielded` of the loaded state, which does not count the dropped items.
+    #: The field `yielded` of the loaded `PipeEntry`, which does not count the dropped items.
     yielded: int = 0
     #: Whether this iteration began with a replay of the whole graph.
     whole: bool = False
@@ -40,8 +40,8 @@ class Beginning:
     #: For each pipe of the graph: the pipe, its `PipeEntry`, and the state to add to the entry (see
     #: `entry_at_beginning`).
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
-    #: For each pipe with a read-ahead thread, by id: how many iterations it had begun before this iteration of the
-    #: graph.
+    #: For each pipe with a read-ahead thread, by id: how many iterations the pipe had begun before this iteration of
+    #: the graph.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
@@ -60,9 +60,9 @@ class PassRecord:
     loaded: PipeEntry | None = None
     #: Whether the running iteration is empty, because the loaded state was saved after the last item.
     ended: bool = False
-    #: For a pipe without `reset`: a loaded state, and the number of items that the pipe had yielded before this state
-    #: was loaded. Until the pipe yields an item, new states contain the loaded state, because the pipe's own
-    #: `state_dict` may be outdated.
+    #: For a pipe without `reset`: the number of items that the pipe had yielded when a state was loaded, and the loaded
+    #: state. Until the pipe yields an item, saving a state saves the loaded state, because the pipe's own `state_dict`
+    #: may be outdated.
     base: tuple[int, dict[str, Any]] | None = None
     #: For a pipe without `reset`: whether the running iteration follows a complete iteration.
     follows_end: bool = False
@@ -72,7 +72,8 @@ class PassRecord:
     #: Whether a loader sets the pipe's seed in each epoch. Further iterations of the pipe in the same epoch derive
     #: their seeds from the seed that the loader has set.
     seeded: bool = False
-    #: The pipe's next seed when the state was loaded, which shows whether another seed was set later.
+    #: The seed for the pipe's next iteration when the state was loaded. A different seed of the pipe shows that the
+    #: seed was set later.
     loaded_seed: Any = None
     #: The pipe's seed for its next iteration, which the pipe receives only after a replay.
     later: Any = None
@@ -83,8 +84,8 @@ class PassRecord:
     fingerprint: Fingerprint | None = None
     #: For a user-defined pipe without a declared state: its counters before the first iteration.
     attributes: dict[str, Any] | None = None
-    #: Names of pipes that were added to the graph since its first iteration. A graph with added pipes cannot save its
-    #: state.
+    #: Names of pipes that were added to the graph since its first iteration. If pipes were added after its first
+    #: iteration, a graph cannot save its state.
     grown: list[str] = field(default_factory=list)
     is_resumed: bool = False
     claim: Any = None

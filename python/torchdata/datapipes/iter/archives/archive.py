@@ -115,8 +115,8 @@ def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
     """Returns an error that names the archive. If `error` does not report damaged data, returns `error` itself with a
     note.
 
-    The caller raises the result. Raising the error here would form a reference cycle, which keeps files open until
-    garbage collection.
+    The caller raises the result. Raising the error in this function would form a reference cycle, which keeps files
+    open until garbage collection.
     """
     if isinstance(error, Refused):
         refusal = kind(f"will not read {what}: {error}")
@@ -181,7 +181,7 @@ class Archive:
         self.start = position_of(source) if start is None else start
 
         #: A placeholder that reopens the stream after unpickling, even if the stream was closed before pickling. The
-        #: value is None for an in-memory file, which cannot be reopened.
+        #: placeholder is None for an in-memory file, which cannot be reopened.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         placeholder = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._placeholder = placeholder if placeholder is not source else None

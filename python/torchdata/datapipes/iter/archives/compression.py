@@ -222,8 +222,8 @@ class Decompressor(_Decompressing):
             None (the default) selects the type by the suffix of the path (in lower or upper case; in a URL, before the
             query): `.gz`, `.bz2`, `.xz`, `.zst`, `.tar`, `.zip`, and for tar archives `.tar.gz`, `.tar.xz`, `.tar.zst`,
             `.tgz`, `.txz`, `.tzst`.
-        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB: a number of
-            at least 1; 100 by default, None for no limit.
+        max_ratio: the largest allowed ratio of decompressed to compressed size, at least 1; 100 by default, None for no
+            limit. A decompressed size of at most 1 GiB is always allowed.
 
     Raises:
         ValueError: the type is unknown, or `max_ratio` is less than 1.
@@ -283,7 +283,8 @@ class Extractor(Decompressor):
     Args:
         source_datapipe: yields pairs of path and binary stream.
         file_type: the type of the files; None (the default) selects the type by the suffix of the path.
-        max_ratio: as for `Decompressor`, at least 1; 100 by default, None for no limit.
+        max_ratio: the largest allowed ratio of decompressed to compressed size, as for `Decompressor`; 100 by default,
+            None for no limit.
 
     Raises:
         TypeError: `source_datapipe` is not iterable.
@@ -324,8 +325,8 @@ class Bz2FileLoader(_OfOneKind):
     Args:
         datapipe: yields pairs of path and binary stream. Closing a decompressed stream also closes its source.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB: a number of
-            at least 1; 100 by default, None for no limit.
+        max_ratio: the largest allowed ratio of decompressed to compressed size, at least 1; 100 by default, None for no
+            limit. A decompressed size of at most 1 GiB is always allowed.
 
     Raises:
         ValueError: `max_ratio` is less than 1.
@@ -350,13 +351,13 @@ class XzFileLoader(_OfOneKind):
     Args:
         datapipe: yields pairs of path and binary stream. Closing a decompressed stream also closes its source.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest ratio of the decompressed size to the compressed size, for sizes over 1 GiB: a number of
-            at least 1; 100 by default, None for no limit.
+        max_ratio: the largest allowed ratio of decompressed to compressed size, at least 1; 100 by default, None for no
+            limit. A decompressed size of at most 1 GiB is always allowed.
 
     Raises:
         ValueError: `max_ratio` is less than 1.
-        lzma.LZMAError, EOFError, OSError: while reading, the stream is damaged or truncated. OSError if it exceeds
-            `max_ratio`.
+        lzma.LZMAError, EOFError, OSError: while reading, the stream is damaged or truncated, or exceeds `max_ratio`
+            (OSError).
 
     Example:
         >>> import io, lzma

@@ -89,7 +89,7 @@ class _RarArchive(IndexedArchive):
 def _patch_bsdtar(rarfile: Any) -> None:
     """Makes `rarfile` call `bsdtar` without `--` after `-f`, because `bsdtar` would read `--` as the archive's path.
 
-    Releases of `rarfile` up to at least 4.5 pass `--`. Leaving out `--` is safe, because the path of `rarfile`'s
+    `rarfile` passes `--` in version 4.5 and earlier. Leaving out `--` is safe, because the path of `rarfile`'s
     temporary file does not begin with `-`.
     """
     program = rarfile.tool_setup()
@@ -177,8 +177,8 @@ class RarArchiveLoader(IndexedLoader):
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. A
-            decompressed size of at most 1 GiB is always allowed. The ratio is checked for each member, and for the
-            total size of all members that were read.
+            decompressed size of at most 1 GiB is always allowed. The limit applies to each member, and to the total
+            size of all members that were read.
 
     Raises:
         ModuleNotFoundError: `rarfile` is not installed.

@@ -42,8 +42,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: The maximum size in bytes of an unread member of a compressed or streamed archive that is copied to memory when the
-#: next member is requested.
+#: When the next member of a compressed or streamed archive is requested, an unread member of at most this size in bytes
+#: is copied to memory.
 LARGEST_KEPT_MEMBER = 64 << 20
 
 #: The number of bytes to request at a time from a forward-only stream or its decompressor.
@@ -261,7 +261,7 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 def _in_proportion(compression: str, max_ratio: float | None, source: CountedStream) -> Pieces:
     """Returns a function that returns the next decompressed bytes of `source`, and raises an error for a decompression
-    bomb. The decompressed size includes skipped members."""
+    bomb. The decompressed size includes the members that the user skips."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:
@@ -464,15 +464,16 @@ class TarArchiveLoader(ArchiveLoader):
     Streams that cannot seek are read only forward. In a compressed archive or a forward-only stream, an unread member
     is copied to memory (up to 64 MiB) when the next member is requested.
 
-    A resumed run continues with the member after the last yielded member. Earlier members are not reread if the archive
-    is not compressed, and is a file, an object in a store, or a URL of a server that supports ranges.
+    A resumed run continues with the member after the last yielded member. If the archive is not compressed, and is a
+    file, an object in a store, or a URL of a server that supports ranges, a resumed run does not reread earlier
+    members.
 
     Args:
         datapipe: yields pairs of path and binary stream.
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
-            limit applies as soon as the decompressed size of an archive or of a sparse member exceeds 1 GiB.
+        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit.
+            `max_ratio` applies as soon as the decompressed size of an archive or of a sparse member exceeds 1 GiB.
 
     Raises:
         ValueError: the mode is unknown, or `max_ratio` is less than 1.

@@ -73,13 +73,14 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 
 def _check_offsets(archive: zipfile.ZipFile) -> None:
-    """Refuses archives with overlapping members, because such an archive could contain many large files in few
-    bytes."""
+    """Refuses archives with overlapping members, because a small archive could expand to many large files if its
+    members share the same bytes."""
     end: int = archive.start_dir
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset, reverse=True):
         if info.header_offset < 0:
             raise zipfile.BadZipFile("its directory points to before its start")
-        # The sum is a lower bound for the end of the member, because the header may contain further fields.
+        # The offset plus these sizes is a lower bound for the end of the member, because the header may contain further
+        # fields.
         if info.header_offset + _ZIP_HEADER + len(info.orig_filename) + info.compress_size > end:
             raise zipfile.BadZipFile(f"its member {shown(info.filename)} overlaps with the data after it")
         end = info.header_offset
@@ -96,8 +97,8 @@ class ZipArchiveLoader(IndexedLoader):
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. A
-            decompressed size of at most 1 GiB is always allowed. The ratio is checked for each member, and for the
-            total size of all members that were read.
+            decompressed size of at most 1 GiB is always allowed. The limit applies to each member, and to the total
+            size of all members that were read.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

@@ -1,7 +1,7 @@
 """The parts of a split: a main pipe, which reads the source, and its children, which the user reads.
 
-In `fork`, `unzip`, `demux` and `round_robin_demux`, the main pipe reads the source once, and stores the items that are
-buffered for a child.
+In `fork`, `unzip`, `demux` and `round_robin_demux`, the main pipe reads the source once, and buffers items until all
+children that receive them have read them.
 
 In a *round*, the source is iterated once, and each child is iterated at most once. If `iter` is called on a child a
 second time, a new round begins, which restarts the source and invalidates all earlier iterators.

@@ -23,7 +23,7 @@ _ZIPPED = "All inputs are required to be `IterDataPipe` for `ZipIterDataPipe`."
 
 @functional_datapipe("concat")
 class Concater(IterDataPipe[Any]):
-    """Yields the items of its inputs, one input after another. `a + b` creates the same pipe.
+    """Yields the items of its inputs, one input after another. `a + b` is the same as `a.concat(b)`.
 
     Args:
         datapipes: the pipes or datasets to read.
@@ -101,8 +101,8 @@ class Zipper(IterDataPipe[T_co]):
 
 @functional_datapipe("mux")
 class Multiplexer(Unfolding, IterDataPipe[Any]):
-    """Yields one item of each input in turn, until the shortest input ends. An incomplete round, in which an input has
-    ended, is not yielded.
+    """Yields one item of each input in turn, until the shortest input ends. If an input ends within a round, the items
+    of the incomplete round are not yielded.
 
     Args:
         datapipes: the pipes or datasets to read.
@@ -293,7 +293,7 @@ def _sample_multiplex(
 
     Args:
         seed: as for `SampleMultiplexer`.
-        weight: the weight of `source_datapipe`, unless the dict already contains this pipe.
+        weight: the weight of `source_datapipe`, unless `pipes_to_weights_dict` already contains this pipe.
     """
     weights = pipes_to_weights_dict
     if isinstance(weights, dict) and weights and source_datapipe not in weights:

@@ -33,8 +33,8 @@ _SEEDS = (int, float, str, bytes, bytearray)
 class _SplitMain(SharedMain):
     """The main pipe of `random_split`, which chooses for each item the child that yields it.
 
-    Children are chosen at random by their weights. The weight of a child is the number of items that the child has not
-    received yet. If a weight becomes negative, it is set to 0, and the weights are scaled so that their sum is the
+    Children are chosen at random by their weights. The weight of a child is the number of items that the child still
+    has to receive. If a weight becomes negative, it is set to 0, and the weights are scaled so that their sum is the
     number of remaining items.
     """
 

@@ -249,8 +249,8 @@ class _RoundRobinMain(DistributingMain):
 
 @functional_datapipe("round_robin_demux")
 class RoundRobinDemultiplexer(IterDataPipe[Any]):
-    """Distributes the items in turn: returns a list of `n` children; child `i` yields the items `i`, `i + n`, `i + 2n`
-    and so on.
+    """Distributes the items to `n` child pipes in turn, and returns a list of these pipes. Child `i` yields the items
+    `i`, `i + n`, `i + 2n` and so on.
 
     Args:
         datapipe: the pipe to read; it is read only once for all children.

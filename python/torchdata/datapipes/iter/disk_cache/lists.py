@@ -2,8 +2,8 @@
 the item's path.
 
 A list may be forged: an archive may contain a file with the name of a list, and other users may write into the cache's
-folder. Therefore, a list must be a regular file, and the paths in it may refer only to regular files in the cache's
-folder.
+folder. As a protection, a list must be a regular file, and the paths in it may refer only to regular files in the
+cache's folder.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.
@@ -63,8 +63,8 @@ class FolderSearch:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)
-        #: For each folder that was checked: whether it is inside `folder`. The results are cached, because many files
-        #: are in few folders.
+        #: For each folder that was checked: whether it is inside `folder`. The results are cached, because a cache has
+        #: far fewer folders than files.
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:

@@ -1,8 +1,9 @@
 """Locks files that are being created. At any time, only one thread of one process can hold the lock of a file.
 
-A lock is `flock` on an empty file in the same folder, with a name derived from the file's name. A process removes the
-lock file before it releases the lock. A process that acquires the lock must therefore check whether the locked file
-exists. The kernel releases the locks of a process that is killed.
+To lock a file, a process calls `flock` on an empty lock file in the same folder, with a name derived from the locked
+file's name. A process removes the lock file before it releases the lock. After a process has acquired a lock, it must
+check whether the lock file still exists, because a removed lock file does not exclude other processes. The kernel
+releases the locks of a process that is killed.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ PAUSE = 1.0
 #: The mutex is reentrant, because garbage collection may release locks while this thread holds the mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: For each section with a consumer that is using a path, by id: the time when the consumer received the path, and a
-#: function that releases the section's locks.
+#: The sections that have yielded a path which the consumer is still using, by id: the time when the consumer received
+#: the path, and a function that releases the section's locks.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
 

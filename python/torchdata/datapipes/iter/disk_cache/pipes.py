@@ -39,10 +39,10 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
     If the files of an item exist, the item skips the section, and `end_caching` yields the paths. If files are missing,
     the item passes through the section, and `end_caching` writes the files. Any number of processes may share the
-    cached files. Each file is computed by only one process, which locks the file. Another process that needs the file
-    first computes the files of later items, and then waits for the locked file. No process sees an incomplete file. If
-    a process is killed while it creates a file, another process computes this file. The locks of items that were read
-    ahead are released if the consumer requests no path for one second.
+    cached files. Each file is computed by only one process, which locks the file. If another process needs a locked
+    file, it first computes the files of later items, and then waits for the locked file. No process sees an incomplete
+    file. If a process is killed while it creates a file, another process computes this file. The locks of items that
+    were read ahead are released if the consumer requests no path for one second.
 
     Args:
         source_datapipe: the pipe to read.
@@ -58,8 +58,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             be computed again.
         folder: the folder that must contain all files with paths that `filepath_fn` does not return, such as members of
             an archive. If `folder` is None (the default), the files must be in the folder of the path that
-            `filepath_fn` returns. If a list of files contains a path outside `folder`, the file is computed again in
-            each epoch, because another user may have changed the list.
+            `filepath_fn` returns. If a list of files contains a path outside `folder`, the files in the list are
+            computed again in each epoch, because another user may have changed the list.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.

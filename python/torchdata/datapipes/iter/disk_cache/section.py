@@ -131,7 +131,8 @@ class Section:
                 record.kind = "ready" if self._ended_early else "missing"  # ended pipes create no file
             if record.kind == "missing":
                 self._missing.append(record)
-            # If another thread has called `close` meanwhile, the locks of this record must be released.
+            # If another thread has called `close` since the files were locked, the locks of this record must be
+            # released.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         return None

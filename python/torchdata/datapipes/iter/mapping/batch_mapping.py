@@ -94,10 +94,10 @@ def _is_coroutine_function(function: Any) -> bool:
 class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
     """Applies a coroutine function concurrently to the items of a batch, and yields the results in the items' order.
 
-    Each iteration has its own event loop, which runs while a batch is processed and is closed at the end. The event
-    loop runs in the thread that iterates the pipe. If the iterating thread already runs an event loop (as in a
-    notebook), the new loop runs in another thread, while the iterating thread waits. If a call raises an exception, the
-    exception is raised unchanged, and all other calls of the batch are canceled.
+    Each iteration has its own event loop, which runs while a batch is processed and is closed when the iteration ends.
+    The event loop runs in the thread that iterates the pipe. If the iterating thread already runs an event loop (as in
+    a notebook), the pipe's event loop runs in another thread, while the iterating thread waits. If a call raises an
+    exception, the exception is raised unchanged, and all other calls of the batch are canceled.
 
     Args:
         source_datapipe: the pipe to read.

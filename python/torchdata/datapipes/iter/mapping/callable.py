@@ -90,13 +90,13 @@ class Collator(Mapper[T_co]):
     """Converts each batch to arrays, or to tensors if PyTorch is imported, with the items along the first dimension.
 
     Args:
-        datapipe: a pipe of batches.
+        datapipe: the pipe to read, of batches.
         conversion: how to collate: a function of the batch; a dict from column name to function, for batches of dicts
             (each function receives the list of its column's values) or batches of one data frame (each function
             receives its column, and the result is a named tuple); or a list with a function for each column, for
             batches of tuples or lists. Columns without a function (by default, all columns) are collated by
             `default_collate`.
-        collate_fn: a function of the batch, used instead of `conversion`; None by default.
+        collate_fn: a function that converts a whole batch, used instead of `conversion`; None by default.
         to: the kind of results of `default_collate`: "numpy" for arrays, "torch" for tensors, whether or not PyTorch is
             imported. If `to` is None (the default), the logger `torchdata` reports once at level INFO that batches
             become tensors.

@@ -22,7 +22,7 @@ class MapToIterConverter(ReadsByIndex[T_co]):
     Functional form of MapDataPipe: `to_iter_datapipe`.
 
     Args:
-        datapipe: the MapDataPipe.
+        datapipe: the MapDataPipe to read.
         indices: the indices to read, in order; by default all indices below the length.
 
     Raises:

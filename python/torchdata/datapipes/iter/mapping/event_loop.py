@@ -1,8 +1,8 @@
 """The event loop of an iteration of `async_map_batches`, which calls a coroutine function for the items of a batch.
 
 The event loop is created with the first batch, and closed when the pipe's iterator ends or is dropped. The event loop
-runs in the thread that requests a batch. If the requesting thread is already running an event loop, the new loop runs
-in a separate thread for each batch.
+runs in the thread that requests a batch. If the requesting thread is already running an event loop, the pipe's event
+loop runs in a separate thread for each batch.
 """
 
 from __future__ import annotations

@@ -30,11 +30,12 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
     """Decodes images: converts bytes, paths or open files to arrays or tensors, cropped and resized by
     `torchdata.images.decode`.
 
-    A resumed loader yields the same pixels. Random crops and flips depend only on two numbers: the seed of the epoch,
-    which the loader sets, and the number of images that this pipe has yielded in the epoch. Files are closed.
+    A resumed loader yields the same pixels as the original run. Random crops and flips depend only on two numbers: the
+    seed of the epoch, which the loader sets, and the number of images that this pipe has yielded in the epoch. Files
+    are closed.
 
     Args:
-        datapipe: a pipe of images, or of items that contain an image.
+        datapipe: the pipe to read, of images, or of items that contain an image.
         size: the size of the result: (height, width), or an integer for a square, at least 1 each. If `size` is None
             (the default), the result has the size of the crop.
         crop: the part of the image that is cut out before resizing. `"random"` means
@@ -45,11 +46,12 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         flip: probability that an image is mirrored left to right, from 0 (the default) to 1.
         mode: "RGB" (the default), "L", "RGBA" or "I;16", as for `torchdata.images.decode`.
         layout: "HWC" (the default) or "CHW": channels last or first.
-        scale: "exact" (the default), or "fast" to decode JPEG images at a half, a quarter or an eighth of their size,
-            but not smaller than the result.
+        scale: how images are reduced: "exact" (the default), or "fast" to decode JPEG images at a half, a quarter or an
+            eighth of their size, but not smaller than the result.
         resample: the filter for resizing, as for `torchdata.images.decode`; "bilinear" by default.
         exif: whether images are rotated according to their EXIF orientation; False by default.
-        truncated: "error" (the default) raises an error for a truncated image; "keep" returns its available part.
+        truncated: what happens to a truncated image: "error" (the default) raises an error; "keep" returns the
+            available part of the image.
         as_tensor: whether the results are torch tensors; False by default.
         input_col: the index or key of the image in an item; if None (the default), the item is the image.
         output_col: where the result is stored, as for `map`; None (the default) replaces the image.

@@ -28,8 +28,8 @@ class OnError(IterDataPipe[T_co]):
 
     An item that causes an exception is left out, and counted by exception type and pipe. `on_error` skips exceptions of
     functions that you pass to pipes such as `map` and `filter`, and exceptions that a pipe raises because an item has
-    an unsupported type, or because a stream or archive cannot be read. The remaining part of a broken stream is left
-    out.
+    an unsupported type, or because a stream or archive cannot be read. If a stream or archive cannot be read to its
+    end, its remaining part is left out.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
     exception. An exception from a generator or iterable gets a note that explains why it is not skipped. `on_error`
@@ -42,17 +42,18 @@ class OnError(IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        how: "skip" (the default), which is the only supported value.
+        how: what happens to an item that raises an exception; "skip" (the default) is the only supported value.
         limit: maximum number of items that are skipped in an epoch, in each process. If `limit` is a float, it is the
-            maximum fraction of the items of each pipe. A fraction is checked from the pipe's 100th item on, and at the
-            end of the epoch. If `limit` is None (the default), any number of items may be skipped.
+            maximum fraction of each pipe's items that may be skipped. A limit that is a fraction is checked from the
+            pipe's 100th item on, and at the end of the epoch. If `limit` is None (the default), any number of items may
+            be skipped.
         log: the path of a log file; each process appends a line of JSON for every item that it skips. If `log` is None
             (the default), nothing is logged. The fields are the `epoch` of the loader, from 0 (null without a
             `DataLoader2`), the number of the `worker` ("dispatch" for the dispatching process, null for the main
             process), the `pipe`, the number of the `item` in this pipe and process, the `key`, `error`, `message` and
-            `notes`. The field `key` is the path of the file, URL or archive member that a pipe was reading, or
-            describes the first argument of the function that raised the exception. Every epoch and run appends to the
-            log, so several lines can have one key.
+            `notes`. The field `key` names the file, URL or archive member that a pipe was reading, or describes the
+            first argument of the function that raised the exception. Every epoch and run appends to the log, so several
+            lines can have the same `key`.
 
     Raises:
         ValueError: `how` has an unsupported value, or `limit` is negative or a fraction over 1.

@@ -81,10 +81,10 @@ class IterableWrapper(IterDataPipe[T_co]):
     epochs also contains the state of the iterable.
 
     An iterable that can neither seek nor save its state is reread up to the saved position, with the original states of
-    the global random generators. Some of the reread items are compared with the original items. If a reread item
-    differs from the original item, for example because of an unseeded random order, resuming raises `RuntimeError`
-    unless the loader's state is loaded with `strict=False`. If the iterable draws from the global random generators
-    for each item, a reread item that differs causes only a `RuntimeWarning`, because other code may have advanced the
+    the global random generators. A resumed run compares some of the reread items with the original items. If a reread
+    item differs from the original item, for example because of an unseeded random order, resuming raises `RuntimeError`
+    unless the loader's state is loaded with `strict=False`. If the iterable draws from the global random generators for
+    each item, a reread item that differs causes only a `RuntimeWarning`, because other code may have advanced the
     generators.
 
     Args:
@@ -111,8 +111,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     data_attributes = frozenset({"iterable"})
     #: The object that reads an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. `_loaded` is the state
-    #: where the next iteration resumes.
+    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. `_loaded` is the state from
+    #: which the next iteration resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
     #: For an iterator that cannot be copied: whether the current epoch (`_was_read`) or the previous epoch

@@ -52,8 +52,8 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: How many of the source's first items are not cached, because all items together would exceed `size`. Each epoch
-    #: reads the items that are not cached from the source.
+    #: How many of the source's first items are not cached, because all items together would exceed `size`. Items that
+    #: are not cached are read from the source in each epoch.
     _given_up: int = state(0, copied=True, lasts=True)
     #: For each earlier `sharding_filter`: its settings when the cache was filled, such as the number of shards.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)

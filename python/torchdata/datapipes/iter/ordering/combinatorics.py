@@ -122,7 +122,7 @@ class InBatchShuffler(SameLength, Shuffling, IterDataPipe[DataChunk[Any]]):
     The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
-        datapipe: a pipe of batches: lists or other sequences.
+        datapipe: the pipe to read, of batches, which are lists or other sequences.
 
     Raises:
         TypeError: while iterating, an item is not a sequence.
@@ -153,7 +153,7 @@ class SequentialSampler:
     """Yields the indices of a source in order.
 
     Args:
-        data_source: an object with a length.
+        data_source: the source, an object with a length.
     """
 
     def __init__(self, data_source: Sized) -> None:
@@ -171,9 +171,9 @@ class Sampler(IterDataPipe[Any]):
 
     Args:
         datapipe: the source, which must have a length.
-        sampler: a class, for example one of torch's samplers. The sampler class is called with `data_source=datapipe`
-            and the arguments below, and its instance is iterated. The default, `SequentialSampler`, yields the indices
-            in ascending order.
+        sampler: the class of the sampler, such as a sampler class of torch. The sampler class is called with
+            `data_source=datapipe` and the arguments below, and its instance is iterated. The default,
+            `SequentialSampler`, yields the indices in ascending order.
         sampler_args: positional arguments of the sampler; None (the default) for no arguments.
         sampler_kwargs: keyword arguments of the sampler; None (the default) for no arguments.
 

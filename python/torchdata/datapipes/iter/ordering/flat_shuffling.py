@@ -45,8 +45,8 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     """Applies a function to every item and yields the members of several results in random order.
 
     A buffer holds `buffer_size` results. The pipe repeatedly yields the next member of a random result in the buffer,
-    so members of one result keep their order. When all members of a result have been yielded, another result replaces
-    it. The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
+    so members of one result keep their order. When all members of a result have been yielded, the next result replaces
+    it in the buffer. The order depends only on the seed. torchdata 0.9 yields the same order for the same seed.
 
     Args:
         datapipe: the pipe to read.
@@ -72,7 +72,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     #: The index in `_buffer` of the result that yields the next member; None while the buffer is being filled.
     _next: Any = _Index()
     _asked: Parts | None = state(items=True, saved=False)
-    #: A list with the last item that was read, until the item's result is in the buffer.
+    #: A list that contains the last item that was read, until the item's result is in the buffer.
     _waiting: list[Any] = state(list, items=True)
     #: The results in a loaded state, which the next iteration puts into its buffer.
     _parts: Any = _LoadedResults(items=True)
@@ -156,7 +156,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
             self._waiting[:] = map(with_detached_streams, self._waiting)
 
     def _below(self, limit: int) -> int:
-        """Draws a random integer below `limit` like `random.Random.randint`, with fewer function calls."""
+        """Draws the random integer below `limit` that `random.Random.randint` would draw, with fewer function calls."""
         getrandbits, width = self._rng.getrandbits, limit.bit_length()
         index = getrandbits(width)
         while index >= limit:

@@ -87,7 +87,8 @@ class Batcher(IterDataPipe[T_co]):
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
         # `zip_longest` reuses its result tuple if nothing else refers to it; the tuple then keeps the items of the last
-        # batch in memory. The argument `_` of `chunk` refers to the tuple, so that the tuple is not reused.
+        # batch in memory. The argument `_` of `chunk` refers to the result tuple, so that `zip_longest` does not reuse
+        # the tuple.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)
@@ -153,8 +154,9 @@ class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
     When all incomplete groups together contain `buffer_size` items, the largest group is yielded if it has at least
-    `guaranteed_group_size` items. If the largest group has fewer items, it is dropped or, if `drop_remaining` is False,
-    an error is raised. At the end of the source, all remaining groups are yielded, regardless of their size.
+    `guaranteed_group_size` items. If the largest group has fewer than `guaranteed_group_size` items, it is dropped or,
+    if `drop_remaining` is False, an error is raised. At the end of the source, all remaining groups are yielded,
+    regardless of their size.
 
     Args:
         datapipe: the pipe to read.

@@ -50,19 +50,20 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     The argument `method` determines into which row a sequence is placed:
 
-    - `"first_fit"`: the first incomplete row that has room for the sequence, or a new row. If there are more than
-      `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes the order of the
-      sequences, but rows need little padding.
-    - `"in_order"`: the current row, or a new row if the sequence does not fit into the current row.
-    - `"cut"`: the current row. A sequence that does not fit into the current row is cut at the end of the row, and its
-      remaining tokens begin a new row. With `"cut"`, all rows except the last are full.
+    - `"first_fit"` puts a sequence into the first incomplete row that has room for the sequence, or into a new row. If
+      there are more than `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes
+      the order of the sequences, but rows need little padding.
+    - `"in_order"` puts a sequence into the current row, or into a new row if the sequence does not fit into the current
+      row.
+    - `"cut"` puts a sequence into the current row. A sequence that does not fit into the current row is cut at the end
+      of the row, and its remaining tokens begin a new row. With `"cut"`, all rows except the last are full.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.
 
     Args:
         datapipe: the pipe to read. Empty sequences are left out.
         max_tokens: the maximum number of tokens in a row, at least 1.
-        method: `"first_fit"` (the default), `"in_order"` or `"cut"`.
+        method: how rows are filled: `"first_fit"` (the default), `"in_order"` or `"cut"`.
         long: what happens to a sequence of more than `max_tokens` tokens, unless `method` is `"cut"`. `"split"` (the
             default) packs parts of at most `max_tokens` separately, `"truncate"` keeps the first part, `"drop"` leaves
             the sequence out, and `"error"` raises a ValueError.
@@ -73,7 +74,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
             Without `first_value`, a model that shifts labels by one learns to predict the first token of a sequence
             from the end of the sequence before it.
-        columns: the columns of mappings to pack; None for all columns.
+        columns: the columns to pack if the items are mappings; None (the default) for all columns.
         add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. Columns `"position_ids"`
             and `"cu_seqlens"` that the items already have are left out.
         drop_last: whether `"cut"` leaves out an incomplete last row; False by default.

@@ -30,7 +30,7 @@ __all__ = ["SHARDING_PRIORITIES", "ShardingFilter", "ShardingRoundRobinDispatche
 class SHARDING_PRIORITIES(IntEnum):
     """The levels of dividing items: first among ranks, then among the workers of each rank.
 
-    The values are the same as in torch's enum, so members of both can be compared.
+    The values are the same as in torch's enum, so members of the two enums can be compared.
 
     Args:
         value: the integer of the member.
@@ -60,7 +60,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     Some sources, such as Hugging Face's `IterableDataset`, divide their items among workers, according to
     `torch.utils.data.get_worker_info()`. A `sharding_filter` prevents its sources from dividing their items among
-    workers. Without a `sharding_filter`, each worker reads only its part of an `IterableDataset`, which is faster.
+    workers. Without a `sharding_filter`, each worker reads only its part of an `IterableDataset`, which is faster than
+    reading all items in each worker.
 
     Args:
         source_datapipe: the pipe to read.
@@ -96,7 +97,7 @@ class ShardingFilter(IterDataPipe[T_co]):
     _generators: Any = state()
 
     #: The iterator over this shard's items, if one process reads the source for several shards (see `common_parts`).
-    #: The loader sets this attribute in each epoch.
+    #: The loader sets `_share` in each epoch.
     _share: Any = state(items=True, lasts=True, saved=False)
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
@@ -280,7 +281,8 @@ class ShardingRoundRobinDispatcher(SameLength, IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the last pipe that runs in the dispatching process.
-        sharding_group_filter: `SHARDING_PRIORITIES.MULTIPROCESSING`, or None, which has the same meaning.
+        sharding_group_filter: the level where the items are divided: `SHARDING_PRIORITIES.MULTIPROCESSING`, or None,
+            which has the same meaning.
 
     Raises:
         NotImplementedError: `sharding_group_filter` has another value.

@@ -30,8 +30,8 @@ _VERSION = "Ais-Version"
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The settings of a cluster. `timeout` limits, in seconds, each response of the server, and also each request
-    together with its retries."""
+    """The settings of a cluster. `timeout` is the maximum number of seconds for each response of the server, and for
+    each request together with its retries."""
 
     pipe: str
     endpoint: str

@@ -48,7 +48,8 @@ class FSSpecFileLister(ListsFolders):
     `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
 
     Args:
-        root: a directory or file, a sequence of them, or a pipe that yields them: URLs or local paths.
+        root: the directory or file to list, a sequence of directories and files, or a pipe that yields them, as URLs or
+            local paths.
         masks: a shell pattern (`*.jpg`) or a list of patterns. Only paths that match a pattern are yielded; by default,
             all paths.
         kwargs: options of the file system, such as host and user.
@@ -102,7 +103,7 @@ _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified
 
 @dataclass(eq=False, repr=False)
 class _FSSpecRecipe:
-    """How to open a file. `version` contains metadata that the file had when it was first opened."""
+    """Describes how to open a file. `version` contains metadata that the file had when it was first opened."""
 
     pipe: str
     url: str
@@ -243,7 +244,8 @@ class FSSpecSaver(SavesItems):
     def _save(self, path: str, data: Any) -> None:
         fs, inner = _file_system(type(self).__name__, path, self.kwargs_for_connection)
         if _is_local(fs) and "w" in self.mode:
-            # The temporary file must have the extension of `inner`, because fsspec may infer the compression from it.
+            # The temporary file must have the extension of `inner`, because fsspec may infer the compression from the
+            # extension.
             with appearing(inner, replace=True, ending=os.path.splitext(inner)[1]) as temporary:
                 self._write(fs, temporary, data)
         else:

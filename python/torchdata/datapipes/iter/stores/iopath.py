@@ -75,7 +75,8 @@ class IoPathFileLister(_HasPathManager, ListsFolders):
     is yielded. Some handlers of iopath do not support listing.
 
     Args:
-        root: a directory or file, a sequence of them, or a pipe that yields them: local paths or URLs.
+        root: the directory or file to list, a sequence of directories and files, or a pipe that yields them, as local
+            paths or URLs.
         masks: a shell pattern (`*.jpg`) or a list of patterns for the names; empty (the default) for all.
         pathmgr: an `iopath.PathManager`; None (the default) creates a path manager for local paths, HTTP, OneDrive
             and, if boto3 is installed, S3.

@@ -40,8 +40,8 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` is called here and not at the first item, because a state that is saved before the first item must
-        # belong to the new epoch.
+        # `iter` is called here rather than when the first item is requested, because a state that is saved before the
+        # first item must belong to the new epoch.
         return self._names_of_all(iter(sources_of(self)[0]))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Objects of a store as files: shared code of S3 and AIStore, and the base class of the pipes that open objects.
 
-The response that opens an object is kept for the object's first read. If the pipe opens its next object before this
-read, the response is dropped, and the read sends a new request. Therefore, unread streams, for example in a shuffle
-buffer, do not keep connections open.
+The response that opens an object is kept for the object's first read. If the pipe opens its next object before the
+first read, the response is dropped, and the first read sends a new request. Dropping the responses prevents unread
+streams, for example in a shuffle buffer, from keeping connections open.
 """
 
 from __future__ import annotations

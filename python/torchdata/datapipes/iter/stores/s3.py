@@ -143,7 +143,7 @@ class S3FileLister(DeclaredLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that is sorted shortly before `text`, which must not be empty. A listing that begins after the
+    """Returns a text that precedes `text` in sorted order. `text` must not be empty. A listing that begins after the
     returned text includes `text`."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
@@ -170,10 +170,10 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
 class S3FileLoader(LoadsObjects):
     """Opens objects of S3, Google Cloud Storage and Azure: yields pairs of URL and stream.
 
-    An object is fetched while it is read, in pieces of at most `buffer_size` bytes. Only one piece is in memory at a
-    time. The streams are seekable. Streams can be pickled, so they can be part of a saved state. An unpickled stream
-    opens the same version of the object, and raises an error if the object has changed. The settings in `config` are
-    pickled with streams, so keep secrets in the environment.
+    An object is fetched while it is read, in pieces of at most `buffer_size` bytes. Only one piece of an object is in
+    memory at a time. The streams are seekable. Streams can be pickled, so they can be part of a saved state. An
+    unpickled stream opens the same version of the object, and raises an error if the object has changed. The settings
+    in `config` are pickled with streams, so keep secrets in the environment.
 
     See `S3FileLister` for the sources of credentials, region and endpoint. The pipe also works in forked workers, even
     if the parent process used it before.
@@ -183,7 +183,7 @@ class S3FileLoader(LoadsObjects):
         request_timeout_ms: milliseconds without a response after which a request fails; -1 (the default) for 3,000 ms.
         region: the region of S3 buckets; empty (the default) uses the environment.
         buffer_size: maximum number of bytes per piece; None (the default) for 16 MiB. The first request for an object,
-            and the first request after a seek, fetch smaller pieces.
+            and the first request after a seek, may fetch fewer bytes.
         multi_part_download: whether pieces of more than 4 MiB are fetched by several concurrent requests; None (the
             default) means True.
         endpoint_url: the address of another server than the provider's, such as `http://localhost:9000`; empty (the

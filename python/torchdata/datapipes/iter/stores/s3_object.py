@@ -13,7 +13,7 @@ from torchdata.datapipes.iter.stores.s3_client import S3Error, S3Settings, expla
 
 DEFAULT_BUFFER_SIZE = 16 << 20
 #: Size in bytes of each request if several parallel requests fetch one piece of an object. The first request for an
-#: object also fetches at most `PART_SIZE` bytes.
+#: object fetches at most `PART_SIZE` bytes, too.
 PART_SIZE = 4 << 20
 #: The number of bytes of the first request after a seek. Each further request for consecutive bytes is twice the size
 #: of the previous request.

@@ -46,7 +46,7 @@ class ArrowReader(IterDataPipe[Any]):
         frame_size: the number of rows per frame (the last frame of a part may have fewer); None for one frame per part.
         library: the library of the frames: `"numpy"` (the default), for dicts from column to array; `"pandas"`,
             `"polars"` or `"pyarrow"` (tables).
-        dtype: as for `load_parquet_as_df`.
+        dtype: the types of the columns, as for `load_parquet_as_df`.
         writable: whether arrays are writable. With `writable=False` (the default), numeric arrays without nulls share
             pyarrow's memory.
         use_threads: whether columns are decoded by several threads; False by default.
@@ -209,13 +209,13 @@ class LanceReader(ArrowReader):
 
     Args:
         source_datapipe: yields indices of rows, or lists of indices (as after `batch`) to read together.
-        dataset: a `lance.LanceDataset`, or its path or URI.
-        columns: as for `ArrowReader`.
-        rows: as for `ArrowReader`; True by default.
+        dataset: the dataset to read: a `lance.LanceDataset`, or the path or URI of a dataset.
+        columns: the columns to read, as for `ArrowReader`.
+        rows: whether each item is a row, as for `ArrowReader`; True by default.
         frame_size: the number of rows per frame, as for `ArrowReader`; None for one frame per item of the source.
-        library: as for `ArrowReader`; "numpy" by default.
-        dtype: as for `ArrowReader`.
-        writable: as for `ArrowReader`; False by default.
+        library: the library of the frames, as for `ArrowReader`; "numpy" by default.
+        dtype: the types of the columns, as for `ArrowReader`.
+        writable: whether arrays are writable, as for `ArrowReader`; False by default.
 
     Raises:
         IndexError: while iterating, a row does not exist.

@@ -113,7 +113,8 @@ def write_file(
     """Writes `data` to `path`, completely or not at all, and replaces an existing file.
 
     Args:
-        data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
+        data: the contents of the file: bytes or text, an open stream (read in pieces and closed), or an iterable of
+            pieces.
         alone: whether the caller has locked the path. If the path is not locked, the temporary file has a unique name,
             because other processes may write the same file.
         expected: the checksum that the contents must have.

@@ -64,10 +64,10 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
         self.decoder = Decoder(*chosen, key_fn=key_fn, allow_pickle=allow_pickle)
 
     def add_handler(self, *handler: Callable[[str, Any], Any]) -> None:
-        """Adds handlers before the existing ones.
+        """Adds handlers before the existing handlers.
 
         Args:
-            *handler: functions of a key and content, which return None for unsupported keys.
+            *handler: the handlers to add: functions of a key and content, which return None for unsupported keys.
 
         Raises:
             TypeError: a handler is not a function.

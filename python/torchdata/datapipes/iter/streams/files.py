@@ -47,7 +47,8 @@ class FileLister(DeclaredLength, IterDataPipe[str]):
     followed. If a root is a file, its path is yielded.
 
     Args:
-        root: a directory or file, a sequence of them, or a pipe that yields them; the working directory by default.
+        root: the directory or file to list, a sequence of directories and files, or a pipe that yields them; the
+            working directory by default.
         masks: a shell pattern (`*.jpg`) or a list of patterns for the file names; empty (the default) for all.
         recursive: whether subdirectories are listed; False by default.
         abspath: whether absolute paths are yielded; False by default.
@@ -96,8 +97,8 @@ class FileLister(DeclaredLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` is called here and not at the first item, because a state that is saved before the first item must
-        # belong to the new epoch.
+        # `iter` is called here rather than when the first item is requested, because a state that is saved before the
+        # first item must belong to the new epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

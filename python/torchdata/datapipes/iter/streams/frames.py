@@ -32,7 +32,7 @@ class DataFrameMaker(IterDataPipe[Any]):
     column_1, … in polars and pyarrow.
 
     Args:
-        source_dp: the pipe of rows.
+        source_dp: the pipe to read, of rows.
         dataframe_size: the number of rows per frame (the last frame may have fewer), 1,000 by default.
         dtype: the types of the columns: a `pyarrow.Schema`, a mapping from column to a dtype of `library`, or one dtype
             for all columns. If `dtype` is None (the default), the library infers the types.
@@ -40,7 +40,7 @@ class DataFrameMaker(IterDataPipe[Any]):
             pickled. Used if `dtype` is None.
         columns: the names of the columns. Rows that are mappings must contain all columns; further keys are left out.
             Without column names, a frame of mappings has the keys of all its rows, with nulls for missing values.
-        device: `""` or `"cpu"`.
+        device: the device of the frames, which must be `""` or `"cpu"`.
         library: the library of the frames: `"pandas"` (the default), `"polars"` or `"pyarrow"`. Polars uses threads, so
             worker processes need the start method spawn or forkserver.
 
@@ -97,8 +97,8 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows.
 
     One row group is in memory at a time, so write large files with row groups of ten to a few hundred megabytes. A
-    saved state contains the number of the row group and of the row in it. A resumed run does not read earlier row
-    groups.
+    saved state contains the number of the current row group, and of the next row in this group. A resumed run does not
+    read earlier row groups.
 
     With `library="numpy"`, items are dicts from column to array:
 
@@ -116,7 +116,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         dtype: the types of the columns: a `pyarrow.Schema`, a mapping from column to a dtype of `library`, or one dtype
             for all columns. If `dtype` is None (the default), columns keep the types in the file.
         columns: the columns to read, in this order; None (the default) for all. A nested column is `"parent.child"`.
-        device: `""` or `"cpu"`.
+        device: the device of the frames, which must be `""` or `"cpu"`.
         use_threads: whether columns are decoded by several threads; False by default.
         library: the library of the frames: `"pandas"` (the default), `"polars"` or `"pyarrow"` (tables); or `"numpy"`,
             for dicts of arrays. Polars uses threads, so worker processes need the start method spawn or forkserver.

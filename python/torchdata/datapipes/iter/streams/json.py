@@ -1,4 +1,4 @@
-"""The pipe that parses JSON files: JsonParser. The pipe closes the streams that it reads."""
+"""The pipe that parses JSON files: JsonParser. `JsonParser` closes the streams that it reads."""
 
 from __future__ import annotations
 

@@ -90,9 +90,9 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # `iter` is called here and not at the first item, because a state that is saved before the first item must
-        # belong to the new epoch. A separate generator reads each pair of path and stream, so that an exception while
-        # one stream is read does not end the iteration.
+        # `iter` is called here rather than when the first item is requested, because a state that is saved before the
+        # first item must belong to the new epoch. A separate generator reads each pair of path and stream, so that an
+        # exception while one stream is read does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._pair is not None:
             streams = chain((self._items_of(self._pair, self._point),), streams)

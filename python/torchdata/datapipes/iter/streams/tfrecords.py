@@ -24,9 +24,9 @@ from torchdata.datapipes.utils._streams import detached
 
 __all__ = ["TFRecordExample", "TFRecordExampleSpec", "TFRecordLoader"]
 
-#: An item of the loader: a dict from the name of a feature to an array, a tensor or a list.
+#: An item of a `TFRecordLoader`: a dict from the name of a feature to an array, a tensor or a list.
 TFRecordExample: TypeAlias = dict[str, Any]
-#: The argument `spec` of the loader: a dict from the name of a feature to a pair of shape and dtype.
+#: The argument `spec` of `TFRecordLoader`: a dict from the name of a feature to a pair of shape and dtype.
 TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
 
 #: The default size limit of a record in bytes.
@@ -53,10 +53,10 @@ class TFRecordLoader(DeclaredLength, HoldsStream[dict[str, Any]]):
         spec: a dict from the name of each feature to read to a pair of shape and dtype. The shape is a tuple (one
             length may be -1, which is then inferred), or None to keep the shape in the record. The dtype is a dtype of
             NumPy or torch, or None for the type in the record; a feature of bytes requires None, and becomes a nested
-            list. If a dtype is given, the steps of a feature list are stacked into one array. If the value for a name
-            is None instead of a pair, the feature stays unchanged. If a SequenceExample contains a name both in its
-            context and among its feature lists, the name refers to the context. If `spec` is None (the default), all
-            features are read unchanged.
+            list. If a dtype is given, the steps of a feature list are stacked into one array. If `spec` contains None
+            instead of a pair for a feature, the feature stays unchanged. If a SequenceExample contains a name both in
+            its context and among its feature lists, the name refers to the context. If `spec` is None (the default),
+            all features are read unchanged.
         length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
         verify_checksums: whether records with wrong checksums (CRC-32C) cause an error; True by default.
         max_length: maximum size of a record in bytes, 128 MiB by default; None for 2 GiB, the limit of protocol

@@ -36,9 +36,9 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     Args:
         source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or decoded data.
         strict: whether to raise an error (the default) if a sample contains a field twice, or if its files are not
-            adjacent. If tens of thousands of samples are between two files of one sample, the error is not detected. An
-            exact copy of an earlier sample is not an error. With `strict=False`, as in torchdata 0.9, a second file of
-            a field replaces the first, and files of a sample that are not adjacent become separate samples.
+            adjacent. If tens of thousands of samples are between two files of one sample, no error is raised. An exact
+            copy of an earlier sample is not an error. With `strict=False`, as in torchdata 0.9, a second file of a
+            field replaces the first, and files of a sample that are not adjacent become separate samples.
 
     Returns:
         Dicts of the data by field, with the key under `"__key__"`.

@@ -92,7 +92,7 @@ _END = object()
 class _Reader(map):  # type: ignore[type-arg]
     """The iterator that the consumer reads. Dropping the iterator ends the thread.
 
-    Ctrl-C cannot lose an item, because no Python code runs between taking and returning an item.
+    Ctrl-C cannot make the iterator lose an item, because no Python code runs between taking and returning an item.
     """
 
     def __new__(cls, data: _PrefetchData) -> _Reader:
@@ -197,8 +197,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the paused thread has read ahead in the latest iteration, or None if this pipe has begun no
-        iteration after its first `passes` iterations."""
+        """Returns how far the paused thread has read ahead in the latest iteration, or None if this pipe has begun only
+        its first `passes` iterations."""
         if (data := self._threads_at_work()) is None or self._passes == passes:
             return None
         taken = data.taken if data.before is None else token_of(self.source_datapipe).yielded - data.before

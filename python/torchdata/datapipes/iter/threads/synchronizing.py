@@ -57,12 +57,13 @@ _SHUTDOWN_WAIT = 5.0
 
 
 class _StepData(_PrefetchData):
-    """One iteration of a rank. In a *vote*, an all-reduce, the ranks determine whether every rank has an item to yield.
+    """One iteration of a rank. In a *vote*, the ranks determine by an all-reduce whether every rank has an item to
+    yield.
 
     Args:
-        again: if positive, the number of items on which the ranks have already voted, so that this rank rereads these
-            items without another vote. If `again` is negative, this rank takes part in the next `-again` votes without
-            reading items, because it has already yielded the items.
+        again: if positive, the number of items that this rank rereads without a vote, because the ranks have already
+            voted on them. If `again` is negative, this rank has already yielded the items of the next `-again` votes,
+            and takes part in these votes without reading items.
         restored: the items of a loaded state that `source` has not yielded yet, and the error that follows the items.
     """
 
@@ -74,9 +75,9 @@ class _StepData(_PrefetchData):
         #: state contains the item once.
         self.lock = threading.Lock()
         self.slot: int | None = None
-        #: The item that this rank has read. When a vote shows that every rank has an item, the item in `voted_on` is
-        #: moved to the queue. If another rank ends or fails, the item stays in `voted_on`, because saved states must
-        #: contain it.
+        #: The item that this rank has read, and that the ranks vote on. When a vote shows that every rank has an item,
+        #: the item in `voted_on` is moved to the queue. If another rank ends or fails, the item stays in `voted_on`,
+        #: because saved states must contain it.
         self.voted_on: Any = _END
         self.failure: BaseException | None = None
         #: The error that has prevented a vote, such as the exit of a rank; None if the consumer has already received
@@ -89,15 +90,15 @@ class _StepData(_PrefetchData):
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:
         # A state does not contain errors that other ranks have caused. If another rank has ended or failed, this rank
-        # has read one more item than it has yielded, so the state contains this item.
+        # has read an item that it has not yielded, so the state contains this item.
         with self.lock:
             (restored, error), items = self.restored, super().buffered()[0]
             items += restored if self.voted_on is _END else [self.voted_on, *restored]
             return items, self.failure or error
 
     def read(self, source: Iterator[Any]) -> bool:
-        """Reads the next item, unless the queue is closed. Returns True if the ranks voted on this item before the
-        loaded state was saved, so that the item is yielded without a new vote."""
+        """Reads the next item, unless the queue is closed. Returns True if the ranks had voted on the item before the
+        loaded state was saved; such an item is yielded without a new vote."""
         item: Any = _END
         failure: BaseException | None = None
         self.slot = self.queue.reserve()
@@ -156,8 +157,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be computing an item
             data.released.set()
         failure = data.failure
-        # After a shutdown, this rank votes that its run ends, because the source may have ended only because the
-        # workers were stopped.
+        # After a shutdown, this rank votes that its run ends, not that its items have ended: the source may have ended
+        # only because the workers were stopped.
         ends = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if ends:
@@ -294,7 +295,7 @@ class FullSync(_PrefetchBase[T_co]):
     _hold: _Hold | None = state(saved=False, lasts=True)
     _undelivered: BaseException | None = state(saved=False, lasts=True)
     _has_warned: bool = state(False, saved=False, lasts=True)
-    #: The argument of `recompute` for the next iteration.
+    #: The argument `count` of the last call of `recompute`, which applies to the next iteration.
     _again: int = state(0, saved=False, lasts=True)
 
     def __init__(
@@ -337,7 +338,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # The ranks must also vote on the items of a loaded state before they yield them.
+        # A rank must not yield the items of a loaded state before the ranks have voted on them.
         restored = deque(items)
         popped = (restored.popleft() for _ in items)
         source = chain(popped, _begun(self.source_datapipe) if error is None else _failing(error))
@@ -430,8 +431,8 @@ class FullSync(_PrefetchBase[T_co]):
         `leave` does not wait for any other rank, and does nothing if the iteration is already over.
 
         Args:
-            for_good: whether this rank takes part in no further epoch. If `for_good` is True, all other ranks raise an
-                error. If `for_good` is False, only the current epoch ends, on all ranks.
+            for_good: whether this rank has ended its run, so that it begins no further epoch. If `for_good` is True,
+                all other ranks raise an error. If `for_good` is False, only the current epoch ends, on all ranks.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)

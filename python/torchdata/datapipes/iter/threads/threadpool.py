@@ -81,7 +81,8 @@ class _Results(Iterator[Any]):
 
     def _generators(self) -> Sequence[bytes]:
         """Returns a copy of the memory of the global random generators, which changes if the pool's threads draw
-        numbers. The result is empty if such draws need no warning, or if other threads may also draw numbers."""
+        numbers. The result is empty if the pipe does not warn of drawn numbers, or if threads outside the pool may also
+        draw numbers."""
         exchanging = loaded(_EXCHANGING) if self._is_watched else None
         return () if exchanging is None or current_thread() is not main_thread() else exchanging.exchanged_generators()
 

@@ -49,8 +49,8 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # `iter` is called here and not at the first item, because a state that is saved before the first item must
-        # belong to the new epoch.
+        # `iter` is called here rather than when the first item is requested, because a state that is saved before the
+        # first item must belong to the new epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
@@ -72,15 +72,15 @@ class HttpReader(_UrlReader):
     A stream reads forward only, and requests data from the network while it is read. Redirects are followed. If the
     server compresses a transfer although the request forbids this, the data is decompressed. If a response has fewer
     bytes than its headers announce, an error is raised. A resumed run reopens a stream at its position, if possible by
-    a range request. An error is raised if the file has changed. A state contains the settings of the pipe, including
-    passwords and tokens.
+    a range request. If the file has changed since it was first opened, an error is raised. A state contains the
+    settings of the pipe, including passwords and tokens.
 
     Args:
         source_datapipe: yields URLs that begin with `http://` or `https://`.
         timeout: the time limit in seconds for connecting and for a server that sends nothing, or a pair of both limits.
             None (the default) means 30 s and 120 s; `float("inf")` means no limit.
         skip_on_error: whether URLs that cannot be opened are skipped with a warning; False by default. Errors while a
-            stream is read are always raised.
+            stream is read are raised in any case.
         max_retries: number of times that a request is repeated after a temporary fault, at least 0; 3 by default.
             Temporary faults are: no connection, a broken connection, a server that sends nothing, and the status codes
             408, 429, 500, 502, 503 and 504. The delays between the requests grow up to a minute, unless the server sets
@@ -118,9 +118,9 @@ class GDriveReader(_UrlReader):
 
     Args:
         source_datapipe: yields links.
-        timeout: as for `HttpReader`.
+        timeout: the time limits in seconds, as for `HttpReader`.
         skip_on_error: whether links that cannot be opened are skipped with a warning; False by default.
-        max_retries: as for `HttpReader`; 3 by default.
+        max_retries: number of times that a request is repeated, as for `HttpReader`; 3 by default.
         **kwargs: options of `requests.get`.
 
     Raises:
@@ -144,9 +144,9 @@ class OnlineReader(_UrlReader):
 
     Args:
         source_datapipe: yields URLs.
-        timeout: as for `HttpReader`.
+        timeout: the time limits in seconds, as for `HttpReader`.
         skip_on_error: whether URLs that cannot be opened are skipped with a warning; False by default.
-        max_retries: as for `HttpReader`; 3 by default.
+        max_retries: number of times that a request is repeated, as for `HttpReader`; 3 by default.
         **kwargs: options of `requests.get`.
 
     Raises:

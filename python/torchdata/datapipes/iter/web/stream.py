@@ -73,7 +73,8 @@ class _Version(NamedTuple):
 
 
 class HttpRecipe:
-    """How to open a file. A recipe is pickled with all settings of its pipe, including credentials."""
+    """Describes how to open a file by HTTP requests. A recipe is pickled with all settings of its pipe, including
+    credentials."""
 
     def __init__(self, client: Client, url: Any, version: _Version) -> None:
         self.client, self.url, self.version = client, url, version
