@@ -268,6 +268,8 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
     try:
         return dumps(values)
     except Exception as error:
+        if is_of_handler(error):
+            raise
         unpicklable = next((name for name, value in values.items() if not _pickles(value)), None)
         raise TypeError(
             f"the state of {owner} cannot be saved, because what it holds under {unpicklable!r} cannot be pickled "

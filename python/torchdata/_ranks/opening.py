@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from torchdata._handlers import is_of_handler
+from torchdata._handlers import FailuresSuppressed, is_of_handler
 from torchdata._native import Meeting
 from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError, describe_ranks
 from torchdata._threads import start
@@ -207,10 +207,9 @@ def _listen_at(store_host: str | None) -> socket.socket | None:
 
 def _server_at(address: str) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
+    with FailuresSuppressed(OSError):  # raised if the machine lacks the address family
         return socket.create_server((address, 0), family=family)
-    except OSError:  # raised if the machine lacks the address family
-        return None
+    return None
 
 
 def _is_loopback(host: str | None) -> bool:
@@ -222,9 +221,9 @@ def _is_loopback(host: str | None) -> bool:
 def _addresses_towards(host: str | None) -> list[str]:
     """Returns the source addresses of packets from this machine to `host`."""
     found: list[str] = []
-    with suppress(OSError):
+    with FailuresSuppressed(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
-            with suppress(OSError), socket.socket(family, kind) as probe:
+            with FailuresSuppressed(OSError), socket.socket(family, kind) as probe:
                 probe.connect(address)  # connecting a UDP socket sends nothing
                 found.append(probe.getsockname()[0])
     return found
@@ -248,7 +247,7 @@ def _address_of_interface(name: str) -> str:
 def _own_addresses(store_host: str | None) -> list[str]:
     """Returns the addresses of this machine, beginning with the address that other ranks can most likely reach."""
     found = _addresses_towards(store_host)  # all ranks have reached the store's machine
-    with suppress(OSError):
+    with FailuresSuppressed(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
     return [address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"]
 

@@ -9,7 +9,6 @@ order; the epoch then starts over in the new order.
 
 from __future__ import annotations
 
-import contextlib
 import numbers
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._stateful import copied, is_stateful, state_of
 from torchdata.stateful_dataloader._drawing import Moments
 from torchdata.stateful_dataloader._generators import GLOBAL, encoded
@@ -133,7 +133,7 @@ def facts_of(loader: Any) -> LoaderFacts:
     # The type of a sequence is not recorded, because a list and a tuple may contain the same indices.
     name = None if isinstance(sampler, Sequence) else type(sampler).__name__
     if loader._dataset_kind == 0:
-        with contextlib.suppress(Exception):
+        with FailuresSuppressed():
             length = len(loader.dataset)
     ranks, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", None)
     if type(ranks) is not int or type(rank) is not int:

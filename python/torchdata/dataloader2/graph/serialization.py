@@ -160,7 +160,9 @@ def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
                 continue
             try:
                 attempt(value)
-            except Exception:
+            except Exception as failure:
+                if is_of_handler(failure):
+                    raise
                 return (
                     f"{type(owner).__name__} cannot be {what}: its attribute {name!r} holds {_short(name, value)}, "
                     f"which fails with {reason}"
@@ -169,10 +171,9 @@ def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
 
 
 def _short(name: str, value: Any) -> str:
-    try:
+    text = "an object"
+    with FailuresSuppressed():
         text = HIDDEN if is_private(name, value) else shown(value)
-    except Exception:
-        text = "an object"
     return f"{text if len(text) <= 80 else text[:77] + '...'} of type {type(value).__name__}"
 
 

@@ -16,6 +16,7 @@ from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._redacting import HIDDEN, digest, is_private, is_secret, redacted
 from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.graph.graph import graph_of
@@ -180,10 +181,8 @@ def _shape(value: Any) -> str:
     if shape is not None and not isinstance(value, Mapping):
         return f"{kind} of shape {tuple(shape)} and {getattr(value, 'dtype', 'no dtype')}"
     if isinstance(value, Sized):
-        try:
+        with FailuresSuppressed():  # a property of a user's class may raise any error
             return f"{kind} of length {len(value)}"
-        except Exception:  # a property of a user's class may raise any error
-            return kind
     return kind
 
 

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from torchdata._handlers import is_of_handler
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.declared_length import DeclaredLength
@@ -105,6 +106,8 @@ def bare(stream: Any) -> Any:
 
 def is_damage(error: Exception) -> bool:
     """Returns whether damaged data caused the error, rather than the operating system or a bug."""
+    if is_of_handler(error):
+        return False
     # Damaged gzip and bzip2 files cause errors without `errno`. An invalid offset in a damaged archive causes EINVAL.
     if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, check_source, on_failure
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -158,10 +159,9 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
 
 def _look(path: str) -> os.stat_result | None:
-    try:
+    with FailuresSuppressed(OSError):
         return os.stat(path)
-    except OSError:
-        return None
+    return None
 
 
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
