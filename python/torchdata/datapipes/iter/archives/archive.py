@@ -21,7 +21,7 @@ from torchdata._handlers import is_of_handler
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.declared_length import DeclaredLength
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, position_of, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
 from torchdata.datapipes.utils.names import path_inside
@@ -332,6 +332,7 @@ class IndexedLoader(ArchiveLoader):
     """Reads archives that contain a list of their members. A saved position is an index in the archive's list of
     members."""
 
+    _point: Any = checked_state((int, None))
     _format: str
     _opens: type[IndexedArchive]
 

@@ -31,6 +31,13 @@ _AHEAD = 1000
 #: Maximum number of locked items between `on_disk_cache` and `end_caching`, because each lock is an open file.
 _LOCKED = 100
 
+#: The form of the state of a `Section`.
+FORM = {
+    "queue": [(object, tuple, str, [str], [str], list)],
+    "flying": [int],
+    **dict.fromkeys(("seen", "ended"), (bool, bool, bool, bool)),
+}
+
 
 class Section:
     """The items that one iteration reads from the source of `on_disk_cache`, until `end_caching` has yielded their
