@@ -39,7 +39,7 @@ class Queues(DeclaredState):
 
 
 def queues() -> Any:
-    return Queues(items=True, of=([list],))
+    return Queues(items=True, of=lambda pipe: ([list] * pipe.num_instances,))
 
 
 class SharedMain(IterDataPipe[Any]):
