@@ -89,14 +89,7 @@ def count_in(state: Any, name: str) -> int:
     count = state.get(name) if isinstance(state, dict) else None
     if isinstance(count, int) and count < 0:
         raise ValueError(f"Cannot load state_dict with negative {name} value: {count}")
-    if not isinstance(count, int) or isinstance(count, bool) or count > MANY:
-        raise ValueError(f"the state is damaged: its {name!r} is {count!r}, which is not a number of indices")
-    return count
-
-
-def samples_in(state: Any) -> int | None:
-    samples = state.get("samples_yielded") if isinstance(state, dict) else None
-    return samples if type(samples) is int else None
+    return whole(count, name)
 
 
 # -- writing -----------------------------------------------------------------------------------------------

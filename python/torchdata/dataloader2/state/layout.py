@@ -31,9 +31,8 @@ from torchdata.dataloader2.state.position import (
     ShardPosition,
     WorkersPosition,
 )
-from torchdata.datapipes._pipe.graph.fingerprint import check_fingerprint
 from torchdata.datapipes._pipe.state.generators import check_generators
-from torchdata.datapipes._pipe.state.layout import dump_graph, parse_graph
+from torchdata.datapipes._pipe.state.layout import dump_graph, parse_fingerprint, parse_graph
 
 SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
@@ -250,7 +249,7 @@ def _parse_outline(outline: Any) -> Outline:
     if not isinstance(outline, dict) or type(outline.get("length")) is not int:
         raise ValueError("it does not describe the pipeline")
     found = Outline(outline["fingerprint"], outline["length"])
-    check_fingerprint(found.fingerprint)
+    parse_fingerprint(found.fingerprint)
     return found
 
 
