@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from torchdata._handlers import FailuresSuppressed, is_of_handler
+from torchdata._handlers import FailuresSuppressed, raise_if_of_handler
 from torchdata._native import Meeting
 from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError, describe_ranks
 from torchdata._threads import start
@@ -99,8 +99,7 @@ class Opening:
                     with socket.create_connection((address, offer["port"]), patience) as connection:
                         return Meeting.join(connection.detach(), self._rank, secret[:16], secret[16:], patience)
                 except OSError as error:
-                    if is_of_handler(error):
-                        raise
+                    raise_if_of_handler(error)
                     attempts.append(f"{address}: {error.strerror or error}")
                 if not self._left:
                     break

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from torchdata._handlers import FailuresSuppressed, is_of_handler
+from torchdata._handlers import FailuresSuppressed, raise_if_of_handler
 from torchdata._ranks import members_of
 from torchdata._ranks.group import (
     DEFAULT_TIMEOUT,
@@ -443,8 +443,7 @@ class FullSync(_PrefetchBase[T_co]):
         try:
             self._part(_SHUTDOWN_WAIT)
         except TimeoutError as error:  # the other ranks have not reached this step, and the shutdown does not wait
-            if is_of_handler(error):
-                raise
+            raise_if_of_handler(error)
             if used is not None and hasattr(used, "give_up"):
                 used.give_up()
             if data is not None:
