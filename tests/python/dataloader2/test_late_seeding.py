@@ -12,14 +12,11 @@ import sys
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
-
 snapshots.SECONDS = snapshots.FACTOR = 0.0  # a snapshot after each item, which contains waiting shards, too
-
 def draw(item):
     late = "numpy" not in sys.modules
     import numpy.random
     return item, late, float(numpy.random.random())
-
 def loader(pipe, workers=1, seed=5, method="forkserver"):
     service = MultiProcessingReadingService(workers, method) if workers else InProcessReadingService()
     made = DataLoader2(pipe, reading_service=service)
@@ -53,23 +50,17 @@ RUNS = """
 def run(seed):
     with loader(IterableWrapper(range(4)).map(draw).sharding_round_robin_dispatch(), seed=seed) as made:
         return [list(made), list(made)]
-
 class Numbered(IterDataPipe):
     '''A pipe without a state, so its items are recomputed from the beginning.'''
-
     def __init__(self, source):
         self.source = source
-
     def __iter__(self):
         for number, (item, _, drawn) in enumerate(self.source):
             yield number, item, drawn
-
 def recomputed():
     return Numbered(IterableWrapper(range(60)).map(draw).shuffle(buffer_size=5))
-
 def taking_turns():
     return IterableWrapper(range(30)).sharding_filter().map(draw).map(lambda found: (found[0], found[2]))
-
 if __name__ == "__main__":
     print([run(seed) for seed in (1, 1, 2)], "numpy" in sys.modules, sep=";")
     runs = ((recomputed, 0, 40, [0, 1]), (recomputed, 1, 40, [1]), (taking_turns, 3, 1, [0, 1]))
@@ -156,7 +147,6 @@ def is_same_seed(item):
     late = "torch" not in sys.modules
     import torch
     return late, torch.utils.data.get_worker_info().seed == torch.initial_seed()
-
 if __name__ == "__main__":
     with loader(IterableWrapper(range(2)).map(is_same_seed), method="spawn") as made:
         print(list(made), list(made), "torch" in sys.modules, sep=";")
@@ -177,7 +167,6 @@ MEANWHILE = """
 import sys, threading, time
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
-
 importing = threading.Thread(target=__import__, args=["torch"])
 importing.start()
 while "torch" not in sys.modules:

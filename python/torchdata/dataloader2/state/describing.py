@@ -7,7 +7,8 @@ from typing import Any
 
 from torchdata.dataloader2.state.layout import opened, parse, sealed
 from torchdata.dataloader2.state.position import Content, LoaderState, WorkersPosition
-from torchdata.datapipes._pipe.state.layout import dump_entry, parse_fingerprint
+from torchdata.datapipes._pipe.graph.fingerprint import parse_fingerprint
+from torchdata.datapipes._pipe.state.layout import dump_entry
 
 
 def describe(state: Mapping[str, Any]) -> str:

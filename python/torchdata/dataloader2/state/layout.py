@@ -31,8 +31,9 @@ from torchdata.dataloader2.state.position import (
     ShardPosition,
     WorkersPosition,
 )
+from torchdata.datapipes._pipe.graph.fingerprint import parse_fingerprint
 from torchdata.datapipes._pipe.state.generators import check_generators
-from torchdata.datapipes._pipe.state.layout import dump_graph, parse_fingerprint, parse_graph
+from torchdata.datapipes._pipe.state.layout import dump_graph, parse_graph
 
 SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sized
 from itertools import zip_longest
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torchdata._handlers import FailuresSuppressed
@@ -21,10 +21,11 @@ from torchdata._redacting import HIDDEN, digest, is_private, is_secret, redacted
 from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.graph.graph import graph_of
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
-from torchdata.datapipes._pipe.state.layout import parse_fingerprint
 
 #: For each pipe, its `class`, the indices of its sources (`reads`), and its arguments as text by name (`parameters`).
 Fingerprint = list[dict[str, Any]]
+
+_KEYS = "class", "reads", "parameters"
 
 _LONGEST = 200
 
@@ -33,6 +34,27 @@ _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
 #: Arguments that may differ when a state is loaded: the loader sets them, or they do not affect the items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
+
+
+class DescribedPipe(NamedTuple):
+    kind: str
+    reads: list[int]
+    parameters: dict[str, str]
+
+    @property
+    def short_name(self) -> str:
+        return self.kind.rpartition(".")[2]
+
+
+def parse_fingerprint(saved: Any) -> list[DescribedPipe]:
+    pipes = saved if isinstance(saved, list) else [saved]
+    found = [DescribedPipe._make(map(pipe.get, _KEYS)) for pipe in pipes if isinstance(pipe, dict)]
+    types = {tuple(map(type, pipe)) for pipe in found}
+    if saved is not pipes or len(found) < len(saved) or not types <= {(str, list, dict)}:
+        raise ValueError("its fingerprint does not contain the class, sources and parameters of each pipe")
+    if not {str}.issuperset(type(text) for pipe in found for text in pipe.parameters.values()):
+        raise ValueError("its fingerprint contains parameters that are not texts")
+    return found
 
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:

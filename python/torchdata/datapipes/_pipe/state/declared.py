@@ -169,7 +169,7 @@ class DeclaredState:
         forms = self.of(datapipe) if callable(self.of) else self.of
         forms = forms or (_SEEDS if self.key.endswith("seed") else _FORMS.get(kind, (object,)))
         if not fits(value, *forms):
-            raise TypeError(f"{self.key}, of type {type(value).__name__}, does not have the form that this pipe saves")
+            raise TypeError(f"{self.key} is of type {type(value).__name__}, but this pipe does not save such a value")
 
 
 def checked_state(of: Any, begins: Any = None, **options: Any) -> Any:

@@ -69,24 +69,6 @@ class PipeEntry(NamedTuple):
     loaded_seed: tuple[Any] | None = None
 
 
-class DescribedPipe(NamedTuple):
-    kind: str
-    reads: list[int]
-    parameters: dict[str, str]
-
-    @property
-    def short_name(self) -> str:
-        return self.kind.rpartition(".")[2]
-
-
-def parse_fingerprint(saved: Any) -> list[DescribedPipe]:
-    are_texts = lambda texts: fits(texts, dict) and fits([*texts.values()], [str])  # noqa: E731
-    form = {"class": str, "reads": [int], "parameters": are_texts}
-    if not fits(saved, [form]):
-        raise ValueError("its fingerprint does not contain the class, sources and parameters of each pipe")
-    return [DescribedPipe(*map(pipe.get, form)) for pipe in saved]
-
-
 class HeldItems(NamedTuple):
     """The state of a pipe that reads ahead: its buffered items, and the error to raise after these items."""
 
