@@ -14,7 +14,6 @@ replace the name by "<dynamic-code>". Annotations that cannot be evaluated becom
 
 from __future__ import annotations
 
-import contextlib
 import copyreg
 import operator
 import pickle
@@ -28,6 +27,7 @@ from weakref import WeakKeyDictionary
 import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
+from torchdata._handlers import FailuresSuppressed, is_of_handler
 from torchdata._signatures import names_in
 
 #: For each class, the sets of attributes that were pickled completely; None if objects of the class cannot lose
@@ -66,8 +66,8 @@ class ByValuePickler(cloudpickle.Pickler):  # type: ignore[misc]
         _import_lazy_modules(function)
         try:
             return super().reducer_override(function)
-        except Exception:
-            if _can_evaluate_annotations(function):
+        except Exception as error:
+            if is_of_handler(error) or _can_evaluate_annotations(function):
                 raise
         return super().reducer_override(_with_annotations_as_text(function))
 
@@ -104,10 +104,9 @@ def _import_lazy_modules(function: FunctionType) -> None:
 
 
 def _can_evaluate_annotations(function: FunctionType) -> bool:
-    try:
+    with FailuresSuppressed():  # the user's expression may raise any error
         return function.__annotations__ is not None
-    except Exception:  # the user's expression may raise any error
-        return False
+    return False
 
 
 def _with_annotations_as_text(function: FunctionType) -> FunctionType:
@@ -127,7 +126,7 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
     if sys.version_info >= (3, 14):
         from annotationlib import Format, get_annotations
 
-        with contextlib.suppress(Exception):
+        with FailuresSuppressed():
             return get_annotations(function, format=Format.STRING)
     return {}
 

@@ -31,6 +31,11 @@ def is_of_handler(error: BaseException) -> bool:
     return not codes.isdisjoint(codes_in_error)
 
 
+def raise_if_of_handler(error: BaseException) -> None:
+    if is_of_handler(error):
+        raise error
+
+
 class FailuresSuppressed:
     """Suppresses exceptions of the class `kind` in a `with` block, except exceptions that a signal handler has
     raised."""

@@ -6,6 +6,8 @@ import math
 import os
 from collections.abc import Iterator
 
+from torchdata._handlers import FailuresSuppressed
+
 _CGROUPS = "/sys/fs/cgroup"
 
 
@@ -47,8 +49,6 @@ def caught_signals(pid: int | str) -> int:
 
 def read(path: str) -> str:
     """Returns the text of a file without outer white space; an empty text if the file cannot be read."""
-    try:
-        with open(path, errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
+    with FailuresSuppressed(OSError), open(path, errors="replace") as file:
+        return file.read().strip()
+    return ""

@@ -27,7 +27,7 @@ from types import FunctionType, NoneType
 from typing import Any
 
 from torchdata._bounded_pickles import pickle_file
-from torchdata._handlers import FailuresSuppressed, is_of_handler
+from torchdata._handlers import FailuresSuppressed, raise_if_of_handler
 from torchdata._native import check_plain_pickle
 
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -201,8 +201,7 @@ def from_plain(plain: dict[str, Any], owner: str) -> Any:
         try:
             state |= pickle.loads(plain[PICKLED])
         except Exception as error:
-            if is_of_handler(error):
-                raise
+            raise_if_of_handler(error)
             raise ValueError(
                 f"the state of {owner} cannot be unpickled here ({type(error).__name__}: {error}); load it where the "
                 "same modules can be imported as where it was saved"
@@ -270,6 +269,7 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
     try:
         return dumps(values)
     except Exception as error:
+        raise_if_of_handler(error)
         unpicklable = next((name for name, value in values.items() if not _pickles(value)), None)
         raise TypeError(
             f"the state of {owner} cannot be saved, because what it holds under {unpicklable!r} cannot be pickled "

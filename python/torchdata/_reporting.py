@@ -11,6 +11,7 @@ from itertools import islice
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._redacting import is_private, redacted
 
 _Error = TypeVar("_Error", bound=BaseException)
@@ -180,12 +181,9 @@ def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
 
 
 def represented(datapipe: Any) -> str:
-    name = type(datapipe).__qualname__
-    try:
+    name = words = type(datapipe).__qualname__
+    with FailuresSuppressed():
         words = repr(datapipe)
-    except Exception:
-        return name
-    # `redacted` is called outside of the `try` block, because `except` would swallow an exception of a signal handler
     return name if words == name else redacted(words)
 
 

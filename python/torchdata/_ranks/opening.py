@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from torchdata._handlers import is_of_handler
+from torchdata._handlers import FailuresSuppressed, raise_if_of_handler
 from torchdata._native import Meeting
 from torchdata._ranks.group import PrefetchTimeoutError, RanksLostError, describe_ranks
 from torchdata._threads import start
@@ -99,8 +99,7 @@ class Opening:
                     with socket.create_connection((address, offer["port"]), patience) as connection:
                         return Meeting.join(connection.detach(), self._rank, secret[:16], secret[16:], patience)
                 except OSError as error:
-                    if is_of_handler(error):
-                        raise
+                    raise_if_of_handler(error)
                     attempts.append(f"{address}: {error.strerror or error}")
                 if not self._left:
                     break
@@ -207,10 +206,9 @@ def _listen_at(store_host: str | None) -> socket.socket | None:
 
 def _server_at(address: str) -> socket.socket | None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
+    with FailuresSuppressed(OSError):  # raised if the machine lacks the address family
         return socket.create_server((address, 0), family=family)
-    except OSError:  # raised if the machine lacks the address family
-        return None
+    return None
 
 
 def _is_loopback(host: str | None) -> bool:
@@ -222,9 +220,9 @@ def _is_loopback(host: str | None) -> bool:
 def _addresses_towards(host: str | None) -> list[str]:
     """Returns the source addresses of packets from this machine to `host`."""
     found: list[str] = []
-    with suppress(OSError):
+    with FailuresSuppressed(OSError):
         for family, kind, _, _, address in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
-            with suppress(OSError), socket.socket(family, kind) as probe:
+            with FailuresSuppressed(OSError), socket.socket(family, kind) as probe:
                 probe.connect(address)  # connecting a UDP socket sends nothing
                 found.append(probe.getsockname()[0])
     return found
@@ -248,7 +246,7 @@ def _address_of_interface(name: str) -> str:
 def _own_addresses(store_host: str | None) -> list[str]:
     """Returns the addresses of this machine, beginning with the address that other ranks can most likely reach."""
     found = _addresses_towards(store_host)  # all ranks have reached the store's machine
-    with suppress(OSError):
+    with FailuresSuppressed(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
     return [address for address in dict.fromkeys(found) if not address.startswith("127.") and address != "::1"]
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
-from torchdata._handlers import is_of_handler
+from torchdata._handlers import raise_if_of_handler
 from torchdata.dataloader2._epochs import EpochRun
 from torchdata.dataloader2._rank_states import ALONE, SavedPositions
 from torchdata.dataloader2.graph import DataPipe
@@ -125,8 +125,7 @@ class StateKeeper:
             try:
                 self._before_epoch = self._loader_position(0)
             except Exception as error:
-                if is_of_handler(error):
-                    raise
+                raise_if_of_handler(error)
                 self._before_epoch = str(error)
         try:
             run.begin()
@@ -147,8 +146,7 @@ class StateKeeper:
             try:
                 self.left = self._loader_position(0, looks=not works)
             except Exception as error:
-                if is_of_handler(error):
-                    raise
+                raise_if_of_handler(error)
                 self.left = str(error)  # a stored exception would keep the loader's processes alive
 
     def load(self, state_dict: dict[str, Any], strict: bool, allow_pickle: bool) -> None:
@@ -360,8 +358,7 @@ def unpickled(field: str, pickled: Any) -> Any:
             "that saved it exist. If they do, the state is damaged"
         ) from error
     except Exception as error:
-        if is_of_handler(error):
-            raise
+        raise_if_of_handler(error)
         raise damaged(field, f"unpickling it fails with {type(error).__name__}: {error}") from error
 
 

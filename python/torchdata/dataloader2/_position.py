@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torchdata._handlers import FailuresSuppressed, is_of_handler
+from torchdata._handlers import FailuresSuppressed, is_of_handler, raise_if_of_handler
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.graph.utils import has_method
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
@@ -421,8 +421,7 @@ class Tracker:
         try:
             position = self.take(0)
         except Exception as error:
-            if is_of_handler(error):
-                raise
+            raise_if_of_handler(error)
             self.end = str(error)  # a stored exception would keep the processes alive
             return
         # If the state of the pipes at the epoch's end could not be saved, `position` contains an earlier state. A

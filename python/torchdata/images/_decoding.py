@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from torchdata._handlers import is_of_handler
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
 from torchdata.images import _pillow
@@ -305,7 +306,7 @@ def _decoding(name: str) -> Iterator[None]:
         raise
     except Exception as error:
         module = _pillow.image_module()
-        if isinstance(error, module.DecompressionBombError):
+        if isinstance(error, module.DecompressionBombError) or is_of_handler(error):
             error.add_note(f"This happened while decoding {name}.")
             raise
         what = str(error) or type(error).__name__

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from typing import Any
 
+from torchdata._handlers import FailuresSuppressed, is_of_handler
 from torchdata._optional import optional_import
 
 _ORIENTATION = 0x0112
@@ -37,10 +38,10 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
     """
     try:
         image.load()
-    except OSError:
+    except OSError as error:
         # `_im` is an attribute of Pillow 11 and later, and `im` of earlier versions.
         begun = getattr(image, "_im", None) or vars(image).get("im")
-        if not keep or begun is None:
+        if not keep or begun is None or is_of_handler(error):
             raise
         image.tile = []  # Pillow then regards the image as completely decoded
     if mode != "I;16":
@@ -52,11 +53,10 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
 
 def orientation(image: Any) -> int:
     """Returns the EXIF orientation, from 1 (upright) to 8."""
-    try:
+    with FailuresSuppressed():  # the EXIF block may be damaged
         orientation = image.getexif().get(_ORIENTATION, 1)
-    except Exception:  # the EXIF block is damaged
-        return 1
-    return orientation if orientation in range(1, 9) else 1
+        return orientation if orientation in range(1, 9) else 1
+    return 1
 
 
 def check_pixels(width: int, height: int) -> None:

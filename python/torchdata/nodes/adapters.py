@@ -9,7 +9,7 @@ from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import Sampler, SequentialSampler
 
-from torchdata._handlers import FailuresSuppressed
+from torchdata._handlers import FailuresSuppressed, is_of_handler
 from torchdata._observe.observed import ObservedLoader
 from torchdata._reporting import warn_outside
 from torchdata._stateful import Stateful, StatefulStream, StreamState, is_stateful, load_into, steps_of
@@ -226,9 +226,9 @@ class IteratingNode(BaseNode[T]):
         iterable: Any = getattr(self, self.ITERABLE)
         try:
             return len(iterable)
-        except TypeError:
-            raise
         except Exception as error:
+            if isinstance(error, TypeError) or is_of_handler(error):
+                raise
             raise TypeError(f"{type(self).__name__}: the length of {type(iterable).__name__} is not known") from error
 
 

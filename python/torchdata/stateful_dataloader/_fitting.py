@@ -9,7 +9,6 @@ order; the epoch then starts over in the new order.
 
 from __future__ import annotations
 
-import contextlib
 import numbers
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,18 +17,14 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._stateful import copied, is_stateful, state_of
 from torchdata.stateful_dataloader._drawing import Moments
 from torchdata.stateful_dataloader._generators import GLOBAL, encoded
+from torchdata.stateful_dataloader._layout import BatchesState
 from torchdata.stateful_dataloader._pipes import source_of
 from torchdata.stateful_dataloader._position import UNKNOWN, EpochState, LoaderFacts, OrderState, ReadingPosition
-from torchdata.stateful_dataloader.sampler import (
-    BatchIndices,
-    BatchSampler,
-    RandomIndices,
-    RandomSampler,
-    endless_state,
-)
+from torchdata.stateful_dataloader.sampler import BatchIndices, BatchSampler, RandomIndices, RandomSampler
 
 StateAt = Callable[[Moments], EpochState]
 
@@ -104,7 +99,7 @@ def unstarted_at(loader: Any) -> StateAt:
 def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
     own, inner, iterator = _state_of(index_sampler), innermost_of(index_sampler), None
     if isinstance(inner, _InfiniteConstantSampler):
-        iterator = None if index_sampler is inner else endless_state(0, 0)
+        iterator = None if index_sampler is inner else BatchesState(0).dump()
     elif iterates_as(index_sampler, BatchSampler):
         found, iterator = _state_of(inner), BatchIndices(index_sampler).state_before(0)
         iterator |= {} if found is None or found is UNKNOWN else {"sampler_state": found}
@@ -133,7 +128,7 @@ def facts_of(loader: Any) -> LoaderFacts:
     # The type of a sequence is not recorded, because a list and a tuple may contain the same indices.
     name = None if isinstance(sampler, Sequence) else type(sampler).__name__
     if loader._dataset_kind == 0:
-        with contextlib.suppress(Exception):
+        with FailuresSuppressed():
             length = len(loader.dataset)
     ranks, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", None)
     if type(ranks) is not int or type(rank) is not int:

@@ -195,6 +195,13 @@ def whole(value: Any, name: str, least: int = 0, most: int = MANY) -> int:
     return value
 
 
+def flag(saved: dict[str, Any], name: str, default: Any = None) -> bool:
+    value = saved.get(name, default)
+    if type(value) is not bool:
+        raise ValueError(f"the state is damaged: {name!r} is {value!r}, but must be True or False")
+    return value
+
+
 def _text(raw: bytes) -> str:
     return base64.b64encode(raw).decode()
 

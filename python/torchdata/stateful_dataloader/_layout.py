@@ -35,10 +35,10 @@ from __future__ import annotations
 import json
 import zlib
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdata.datapipes._pipe.witnessing import SampleDigest
-from torchdata.stateful_dataloader._generators import MANY, Moment, whole
+from torchdata.stateful_dataloader._generators import MANY, Moment, flag, whole
 from torchdata.stateful_dataloader._position import (
     UNKNOWN,
     Counts,
@@ -60,6 +60,37 @@ _STATES = "dataset_state", "dataset_iter_state"
 
 #: The keys of a saved position that torchdata 0.11 does not know. Empty values are left out.
 _OWN = "collate_state", "random", "random_then", "random_since", "since", "digest"
+
+
+class IndicesState(NamedTuple):
+    """The state of an iterator over the indices of a `RandomSampler`; `generator` is None before the first draw."""
+
+    yielded: int
+    generator: Any = None
+
+
+class BatchesState(NamedTuple):
+    """The state of an iterator over batches of indices. Missing states are UNKNOWN."""
+
+    samples_yielded: int
+    sampler_iter_state: Any = UNKNOWN
+    sampler_state: Any = UNKNOWN
+    ended: bool = False
+
+    def dump(self) -> dict[str, Any]:
+        return {name: part for name, part in self._asdict().items() if part is not UNKNOWN and part is not False}
+
+
+def parse_indices(kind: Any, state: Any) -> Any:
+    count_in(state, kind._fields[0])
+    return kind(**{name: state[name] for name in kind._fields if name in state})
+
+
+def count_in(state: Any, name: str) -> int:
+    count = state.get(name) if isinstance(state, dict) else None
+    if isinstance(count, int) and count < 0:
+        raise ValueError(f"Cannot load state_dict with negative {name} value: {count}")
+    return whole(count, name)
 
 
 # -- writing -----------------------------------------------------------------------------------------------
@@ -172,10 +203,9 @@ def parse(state: Any) -> EpochState:
             "dataloader. State doesn't contain key '_snapshot' expected for multiprocess dataloader.)"
         )
     try:
-        ours: Any = state.get(OURS)
-        if OURS in state and not isinstance(ours, dict):  # JSON has converted the tuple to a list
-            ours = ours[0]
-        return _parse(state, ours or {}, ours is not None)
+        ours: Any = state.get(OURS, {})
+        ours = ours if isinstance(ours, dict) else ours[0]  # JSON converts the tuple to a list
+        return _parse(state, ours, OURS in state)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise ValueError(f"the state of a StatefulDataLoader is damaged: {error!r}") from error
 
@@ -203,7 +233,7 @@ def _parse(state: dict[str, Any], ours: dict[str, Any], is_ours: bool) -> EpochS
         own, key, received = [ours.get("reading", {})], "_num_yielded", state["_num_yielded"]
     if is_ours:
         main = main | {key: _filled(main, ours.get("sampler", {}), key) for key in _SAMPLER}
-    received, finished = whole(received, key), bool(state["_iterator_finished"])
+    received, finished = whole(received, key), flag(state, "_iterator_finished")
     yielded = whole(main["_sampler_iter_yielded"], "_sampler_iter_yielded")
     if is_ours and received > yielded:
         raise ValueError(
@@ -223,7 +253,7 @@ def _parse(state: dict[str, Any], ours: dict[str, Any], is_ours: bool) -> EpochS
         _parse_facts(ours.get("loader", {})),
         received,
         finished,
-        bool(ours.get("unstarted", False)),
+        flag(ours, "unstarted", False),
         _parse_skipped(ours.get("skipped")),
         _optional(main, "_IterableDataset_len_called"),
         _optional(main, "_base_seed", -(1 << 63)),
@@ -258,7 +288,7 @@ def _parse_order(order: OrderState, ours: dict[str, Any]) -> OrderState:
         indices=list(indices),
         indices_since=whole(ours.get("indices_since", 0), "indices_since"),
         ahead=whole(ours.get("ahead", 0), "ahead", most=_MOST_REPEATED),
-        used_up=bool(ours.get("used_up", False)),
+        used_up=flag(ours, "used_up", False),
         draws=_parse_draws(ours.get("draws", [])),
         digest=None if ours.get("digest") is None else SampleDigest.of(ours["digest"]),
         generators=_moment(moments, "now") or {},
@@ -315,14 +345,14 @@ def _parse_position(
     if digest is not None:
         whole(digest, "digest", most=(1 << 64) - 1)
     if "follows_end" in own and own["mark"] == _mark(dataset, iterator):
-        follows_end = bool(own["follows_end"])
+        follows_end = flag(own, "follows_end")
     return ReadingPosition(
         dataset,
         iterator,
         own.get("collate_state"),
         _moment(own, "random"),
         since,
-        fetcher is not None and (bool(fetcher["fetcher_ended"]) or (finished and follows_end is None)),
+        fetcher is not None and (flag(fetcher, "fetcher_ended") or (finished and follows_end is None)),
         digest,
         follows_end,
         _moment(own, "random_then"),

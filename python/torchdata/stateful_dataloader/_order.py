@@ -31,6 +31,7 @@ from torchdata._stateful import copied, is_same, is_stateful, load_into, state_o
 from torchdata.stateful_dataloader._drawing import Drawing, Draws, Replay
 from torchdata.stateful_dataloader._fitting import epoch_of, innermost_of, iterates_as, set_epoch, unstarted_sampler
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment
+from torchdata.stateful_dataloader._layout import BatchesState, parse_indices
 from torchdata.stateful_dataloader._position import UNKNOWN, OrderState
 from torchdata.stateful_dataloader.sampler import (
     BatchIndices,
@@ -38,9 +39,7 @@ from torchdata.stateful_dataloader.sampler import (
     RandomIndices,
     RandomSampler,
     StatefulDistributedSampler,
-    endless_state,
     pass_over,
-    samples_in,
 )
 
 _NONE: Any = object()
@@ -285,7 +284,7 @@ class IndexOrder:
             state = state._replace(batch_size=self._size, epoch=epoch)
             return lambda now: state._replace(generators=encoded(now | then))
         if batches is not None:
-            received, iterator = batches[0], endless_state(*batches) if batches[1] else None
+            received, iterator = batches[0], BatchesState(batches[0] * batches[1]).dump() if batches[1] else None
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
             iterator = self._iterator.state_before(self._size_of(waiting))
         state = OrderState(received, None, iterator, indices=indices, batch_size=self._size, epoch=epoch)
@@ -429,8 +428,8 @@ class IndexOrder:
         batches = self._iterator if isinstance(self._iterator, BatchIndices) else None
         size = (state.batch_size or 1) if batches is not None else 1
         if batches is not None:
-            samples = samples_in(state.iterator)
-            received = received * size if samples is None else samples
+            is_counted = isinstance(state.iterator, dict)
+            received = parse_indices(BatchesState, state.iterator).samples_yielded if is_counted else received * size
         # At the end of a sampler, some indices may not fill a batch, so `ahead` includes up to one more batch.
         ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))

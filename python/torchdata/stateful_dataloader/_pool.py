@@ -25,7 +25,7 @@ from torch.utils.data import _utils
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import Survived
 from torchdata._engine.workers.restart import Ended, Received, Restarts
-from torchdata._handlers import is_of_handler
+from torchdata._handlers import raise_if_of_handler
 from torchdata._native import ItemStream
 from torchdata._observe.outside import stalls
 from torchdata._read_ahead import ReadAhead, without_own_frame
@@ -174,8 +174,7 @@ class WorkerPool(Group):
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])
             except (TimeoutError, Ended) as error:
-                if is_of_handler(error):
-                    raise
+                raise_if_of_handler(error)
                 return
             self._taken[worker] += 1
 
@@ -198,8 +197,7 @@ class WorkerPool(Group):
         try:
             self._stream.next_into(hand)
         except TimeoutError as error:
-            if is_of_handler(error):
-                raise
+            raise_if_of_handler(error)
             raise WorkerTimeoutError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
 
     def stop(self) -> None:

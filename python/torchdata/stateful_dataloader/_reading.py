@@ -19,7 +19,7 @@ from typing import Any
 
 from torch.utils.data import _DatasetKind
 
-from torchdata._handlers import FailuresSuppressed
+from torchdata._handlers import FailuresSuppressed, raise_if_of_handler
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchClock
 from torchdata._reporting import warn_outside
@@ -231,6 +231,7 @@ class EpochReader:
             try:
                 self._fetch(index)
             except Exception as error:  # the original run has already raised other exceptions
+                raise_if_of_handler(error)
                 if isinstance(error, StopIteration) and self.reading.is_iterable:
                     raise ValueError(
                         f"the dataset ended after {number} batches, but {since} were read before the state was saved: "

@@ -27,7 +27,7 @@ from torch.utils.data.dataloader import _sharding_worker_init_fn
 from torchdata._engine.items.failures import reraise
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.snapshots import Account
-from torchdata._handlers import is_of_handler
+from torchdata._handlers import raise_if_of_handler
 from torchdata._native import HandingIterator
 from torchdata._stateful import is_stateful
 from torchdata.stateful_dataloader._copying import Copies
@@ -87,8 +87,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         try:
             return Copies((self._reading, job.init_fn))
         except Exception as error:
-            if is_of_handler(error):
-                raise
+            raise_if_of_handler(error)
             raise TypeError(
                 f"StatefulDataLoader: the epoch of the state was begun by {self._num_workers} workers, and this loader "
                 f"has {workers}, so a process reads several copies of the dataset. It cannot be copied, as the "

@@ -17,7 +17,9 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from torchdata._stateful import is_stateful, load_into
 from torchdata.datapipes._pipe.seeking import seek
-from torchdata.stateful_dataloader._generators import MANY, decoded, encoded, read, write
+from torchdata.stateful_dataloader._generators import decoded, encoded, flag, read, write
+from torchdata.stateful_dataloader._layout import BatchesState, IndicesState, count_in, parse_indices
+from torchdata.stateful_dataloader._position import UNKNOWN
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
@@ -138,11 +140,12 @@ class RandomIndices(Iterator[int]):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores a position. The order is redrawn from the saved state of the generator."""
-        if isinstance(state_dict, dict) and state_dict.get("generator") is None:
+        yielded, origin = parse_indices(IndicesState, state_dict)
+        if origin is None and not yielded:
             self._origin, self._yielded = None, 0
             return
-        left = yielded = count_in(state_dict, "yielded")
-        self._draw(decoded(torch.Generator(), state_dict["generator"]))
+        left = yielded
+        self._draw(decoded(torch.Generator(), origin))
         while left > 0:
             self._chunk = next(self._chunks, [])
             if not self._chunk:
@@ -231,42 +234,38 @@ class BatchIndices(Iterator[list[int]]):
         self.samples_yielded += count - most_missing + sum(1 for _ in itertools.islice(self.inner, most_missing))
 
     def state_dict(self) -> dict[str, Any]:
-        state = self.state_before(0)
-        if self.has_ended:
-            state["ended"] = True
-        if is_stateful(self._batches.sampler):
-            state["sampler_state"] = self._batches.sampler.state_dict()
-        if is_stateful(self.inner):
-            state["sampler_iter_state"] = self.inner.state_dict()
-        return state
+        sampler, inner = self._batches.sampler, self.inner
+        own = sampler.state_dict() if is_stateful(sampler) else UNKNOWN
+        of_inner = inner.state_dict() if is_stateful(inner) else self._inner_before(0)
+        return BatchesState(self.samples_yielded, of_inner, own, self.has_ended).dump()
 
     def state_before(self, count: int) -> dict[str, Any]:
         """Returns the state before the last `count` samples. The returned state does not contain the state of a
         user-defined sampler.
         """
-        state: dict[str, Any] = endless_state(1, self.samples_yielded - count)
+        return BatchesState(self.samples_yielded - count, self._inner_before(count)).dump()
+
+    def _inner_before(self, count: int) -> Any:
         sampler, inner = self._batches.sampler, self.inner
         if inner is None and type(sampler) is RandomSampler:
             inner = RandomIndices(sampler)
-        if type(inner) is RandomIndices:
-            state["sampler_iter_state"] = inner.state_before(count + self._dropped + len(self._batch))
-        return state
+        before = count + self._dropped + len(self._batch)
+        return inner.state_before(before) if type(inner) is RandomIndices else UNKNOWN
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         sampler = self._batches.sampler
-        self.samples_yielded = count_in(state_dict, "samples_yielded")
+        self.samples_yielded, of_iterator, of_sampler, ended = parse_indices(BatchesState, state_dict)
         self.has_ended, self._dropped, self._batch = False, 0, []
-        restored, of_sampler = False, state_dict.get("sampler_state", _NONE)
-        if of_sampler is not _NONE and is_stateful(sampler):
-            load_into(sampler, of_sampler)
-            restored = True
+        restored = of_sampler is not UNKNOWN and is_stateful(sampler)
+        if restored:
+            load_into(sampler, of_sampler)  # type: ignore[arg-type]
         iterator = self.inner = iter(sampler)
-        if "sampler_iter_state" in state_dict and is_stateful(iterator):
-            load_into(iterator, state_dict["sampler_iter_state"])
+        if of_iterator is not UNKNOWN and is_stateful(iterator):
+            load_into(iterator, of_iterator)
             restored = True
         if not restored and not isinstance(sampler, _InfiniteConstantSampler):
             pass_over(self.inner, self.samples_yielded)
-        self.has_ended = bool(state_dict.get("ended"))
+        self.has_ended = flag({"ended": ended}, "ended")
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
             # The sampler has returned an index after its last index, so it has begun its next epoch. Loading the saved
             # state a second time moves the sampler back to the end of its epoch.
@@ -340,26 +339,6 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         if self._YIELDED not in state_dict:
             raise ValueError("Invalid state_dict: the state of a StatefulDistributedSampler has 'yielded'")
         self.next_yielded = count_in(state_dict, self._YIELDED)
-
-
-def endless_state(batches: int, size: int) -> dict[str, Any]:
-    """Returns the state of a `BatchSampler` that has yielded `batches` batches of `size` indices. The result does not
-    include the sampler's state."""
-    return {"samples_yielded": batches * size}
-
-
-def samples_in(state: Any) -> int | None:
-    samples = state.get("samples_yielded") if isinstance(state, dict) else None
-    return samples if type(samples) is int else None
-
-
-def count_in(state: Any, name: str) -> int:
-    count = state.get(name) if isinstance(state, dict) else None
-    if isinstance(count, int) and count < 0:
-        raise ValueError(f"Cannot load state_dict with negative {name} value: {count}")
-    if not isinstance(count, int) or isinstance(count, bool) or count > MANY:
-        raise ValueError(f"the state is damaged: its {name!r} is {count!r}, which is not a number of indices")
-    return count
 
 
 def pass_over(iterator: Iterator[Any], count: int) -> None:

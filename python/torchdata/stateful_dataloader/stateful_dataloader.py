@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import default_collate, default_convert, get_wo
 
 from torchdata._engine.workers.group import Group
 from torchdata._engine.workers.hangs import Survived, check_restarts
-from torchdata._handlers import is_of_handler
+from torchdata._handlers import raise_if_of_handler
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._stateful import copied
@@ -278,8 +278,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
                 return unstarted_at(self)
             return last.turn.call(last.state_at)
         except Exception as error:  # the dataset may refuse its state now
-            if is_of_handler(error):
-                raise
+            raise_if_of_handler(error)
             return partial(_raise, error)
 
     def _get_iterator(self, state: EpochState | None = None) -> Any:

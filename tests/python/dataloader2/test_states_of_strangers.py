@@ -204,8 +204,12 @@ def table(_folder):
 @pytest.mark.parametrize(
     ("build", "damage", "words"),
     [
-        (disk_cache, {"section": {"records": []}}, "the state of EndOnDiskCacheHolder is damaged.*KeyError"),
-        (table, {"part": -(1 << 40)}, "the state of ArrowReader was saved in"),
+        (disk_cache, {"section": {"records": []}}, "the state of EndOnDiskCacheHolder is damaged.*section"),
+        (lambda _: IterableWrapper(["ab", "cd"]).shuffled_flatmap(buffer_size=2), {"next": 2}, "damaged.*next is"),
+        (lambda _: IterableWrapper([("a", ["b", "c"])]).readlines(), {"point": {"skip": -1}}, "damaged.*point is"),
+        (lambda _: IterableWrapper([1]).concat(IterableWrapper([2])), {"current": 2}, "current is.*another copy"),
+        (lambda _: IterableWrapper([1]).threadpool_map(str), {"tasks": [("error", None)]}, "damaged.*tasks"),
+        (table, {"part": 1 << 40}, "the state of ArrowReader was saved in"),
     ],
 )
 def test_damage_that_is_found_when_an_iteration_begins_names_its_pipe(build, damage, words, tmp_path):
@@ -214,7 +218,6 @@ def test_damage_that_is_found_when_an_iteration_begins_names_its_pipe(build, dam
     state = copy.deepcopy(save_state(pipe))
     del state["checksums"], pipe
     state["pipes"][-1]["state"] = damage if build is disk_cache else state["pipes"][-1]["state"] | damage
-
     again = build(tmp_path)
     with pytest.raises(ValueError, match=words):
         load_state(again, state)

@@ -30,36 +30,28 @@ from leftovers import children
 from torchdata._engine.processes import shutdown
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
-
 WORKERS = 3
-
 def nap(x):
     time.sleep(0.002)
     return x
-
 def stuck(x):
     if x == 40:
         time.sleep(1000)
     return x
-
 def make(method, f):
     pipe = IterableWrapper(range(100_000)).sharding_filter().map(f)
     return DataLoader2(pipe, reading_service=MultiProcessingReadingService(WORKERS, method))
-
 def say(line):
     os.write(1, f"{line}\\n".encode())  # unlike `print`, one call writes the whole line
-
 def idle():
     while True:
         time.sleep(0.01)
-
 def start(method):
     say("ready")
     dl = make(method, nap)
     next(iter(dl))
     say("done")
     idle()
-
 def iterate(method):
     dl = make(method, nap)
     iterator = iter(dl)
@@ -68,7 +60,6 @@ def iterate(method):
     for i, _ in enumerate(iterator):
         if i == 30:
             say("done")
-
 def shut_down(method, f=nap):
     dl = make(method, f)
     iterator = iter(dl)
@@ -80,11 +71,9 @@ def shut_down(method, f=nap):
         idle()
     finally:
         dl.shutdown()
-
 def shut_down_stuck(method):
     shutdown.ASKED = 0.5
     shut_down(method, stuck)
-
 def drop(method):
     def loop():
         dl = make(method, nap)
@@ -93,7 +82,6 @@ def drop(method):
     loop()  # deletes the loader
     say("done")
     idle()
-
 def main(phase, method, tries):
     for _ in range(tries):
         interrupts = 0
@@ -108,7 +96,6 @@ def main(phase, method, tries):
         except KeyboardInterrupt:
             interrupts += 1
         say(json.dumps({"interrupts": interrupts, "left": left}))
-
 if __name__ == "__main__":
     main(sys.argv[1], sys.argv[2], int(sys.argv[3]))
     say("end")
@@ -203,9 +190,7 @@ class Handler:
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess
-
 reply = _ForkingProcess.reply
-
 def reply_late(process, number, content):
     if number is not None and not os.path.exists(__file__ + ".number"):
         with open(__file__ + ".number", "w") as file:
@@ -213,7 +198,6 @@ def reply_late(process, number, content):
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL)
     reply(process, number, content)
-
 _ForkingProcess.reply = reply_late
 """
 
@@ -222,7 +206,6 @@ import signal
 import late_server
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
-
 if __name__ == "__main__":
     signal.signal(signal.SIGALRM, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)

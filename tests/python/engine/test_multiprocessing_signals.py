@@ -23,11 +23,18 @@ from process_checks import METHODS, MULTIPROCESSING, loader, nothing_is_left, wa
 from programs import run
 from torchdata._engine.processes.interrupts import InterruptsDeferred, _is_in_finaliser
 from torchdata._engine.processes.process import wait_for_all
-from torchdata.dataloader2 import DataLoader2
+from torchdata._engine.processes.shutdown import Shutdown
+from torchdata._engine.remote.worker import RemoteWorker
+from torchdata._ranks.opening import _own_addresses
+from torchdata.dataloader2 import DataLoader2, SequentialReadingService
 from torchdata.dataloader2.error import WorkerExitedError
+from torchdata.dataloader2.graph.serialization import why_not
+from torchdata.dataloader2.services.length import length_of_epoch
+from torchdata.dataloader2.services.program import GraphProgram
 from torchdata.datapipes._pipe.retrying import retried
 from torchdata.datapipes.iter import HttpReader, IterableWrapper
 from torchdata.datapipes.iter.stores.s3_client import explaining_s3
+from torchdata.images._pillow import orientation
 
 #: Signals that end a process by default.
 HANDLED = [signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3]
@@ -36,23 +43,17 @@ SCRIPT = """
 import gc, json, os, signal, sys
 import families
 from families import FAMILIES
-
 COUNT = 200
 families.WORKERS = 1
-
 def with_process(x):
     return x, os.getpid()
-
 def say(**what):
     os.write(1, (json.dumps(what) + "\\n").encode())
-
 def handler(number, frame):
     say(handled=number, process=os.getpid())
-
 def last_will(number, frame):
     handler(number, frame)
     sys.exit(5)
-
 def main(method, handled, names):
     for number in handled:
         signal.signal(number, handler)
@@ -71,7 +72,6 @@ def main(method, handled, names):
         signal.signal(number, last_will)
     say(waiting=True)
     sys.stdin.readline()
-
 if __name__ == "__main__":
     main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3:])
 """
@@ -354,30 +354,51 @@ def explains_an_error_of_s3():
         rings()
 
 
+class Ringing:
+    __len__ = __repr__ = threads_paused = current_frame = finalize = getexif = epoch = set_epoch = rings
+
+
+FAILING = SimpleNamespace(initialize={}.popitem, finalize={}.popitem)
+CALLS = [
+    lambda: retried(rings, 1, "opening"),
+    explains_an_error_of_s3,
+    ends_a_context_after_an_error,
+    lambda: GraphProgram.leave(SimpleNamespace(_reading_ahead=[Ringing()], _held=contextlib.ExitStack())),
+    lambda: RemoteWorker.current_frame(SimpleNamespace(_actor=Ringing(), about=0), None),
+    SequentialReadingService(SimpleNamespace(initialize=rings, finalize=rings), FAILING).finalize,
+    lambda: Shutdown.run(SimpleNamespace(_owner_pid=os.getpid(), beforehand=rings)),
+    lambda: why_not(FAILING, "copied", rings, KeyError()),
+    lambda: why_not(SimpleNamespace(a=Ringing()), "copied", {}.__getitem__, KeyError()),
+    lambda: orientation(Ringing()),
+    lambda: pytest.importorskip("torchdata.nodes.adapters").IteratingNode.__len__(
+        SimpleNamespace(ITERABLE="a", a=Ringing())
+    ),
+    *((waits_for_a_batch, lambda: reads_a_batch(type, Rings())) if TORCH else ()),
+]
+
+
 @pytest.mark.parametrize(
     ("replaced", "wait"),
     [
-        (None, lambda: retried(rings, 1, "opening")),
-        (None, explains_an_error_of_s3),
-        (None, ends_a_context_after_an_error),
+        *((None, wait) for wait in CALLS),
+        ("dataloader2.services.length._RankEpoch", lambda: length_of_epoch(IterableWrapper([]), None)),
+        ("datapipes.iter.threads.synchronizing.FullSync._part", IterableWrapper([]).fullsync().shutdown),
+        ("_ranks.opening.socket.getaddrinfo", lambda: _own_addresses(None)),
         ("datapipes.iter.web.online.open_url", lambda: list(HttpReader(["http://host/file"], skip_on_error=True))),
         ("_engine.processes.process.sentinels", lambda: wait_for_all([SimpleNamespace(ended=False)], 1.0)),
         ("_engine.workers.members.Members.send", sends_a_command),
-        *((None, wait) for wait in (waits_for_a_batch, lambda: reads_a_batch(type, Rings())) if TORCH),
     ],
 )
 def test_a_time_out_of_a_handler_is_not_taken_for_another_error(replaced, wait, monkeypatch):
     def raise_once(number, frame):
         if calls.append(number) or len(calls) == 1:
-            raise TimeoutError("of the program")
+            raise type("OfTheProgram", (TimeoutError, RuntimeError), {})("of the program")
 
     calls = []
     if replaced is not None:
         monkeypatch.setattr(f"torchdata.{replaced}", rings)
-    with (
-        handling(raise_once, signal.SIGUSR1),
-        pytest.raises(TimeoutError, match=r"^of the program(\n.* while HttpReader .*)?$"),
-    ):
+    shown = r"^of the program(\n.* while HttpReader .*)?$"
+    with handling(raise_once, signal.SIGUSR1), pytest.raises(TimeoutError, match=shown):
         wait()
 
 
@@ -464,10 +485,8 @@ ENDS_WHERE_IT_IS_IMPORTED = """
 import os, signal
 if __name__ != "__main__":
     os.kill(os.getpid(), signal.SIGTERM)
-
 from process_checks import loader
 from torchdata.datapipes.iter import IterableWrapper
-
 if __name__ == "__main__":
     try:
         list(loader(IterableWrapper(range(3)), 1, multiprocessing_context="{method}"))

@@ -175,6 +175,7 @@ def test_counts_out_of_range_are_refused_by_name() -> None:
         (alone, ("_torchdata_rs", 0, "generators", "now"), {"own": 5}),
         (alone, ("_sampler_iter_yielded",), 1.5),
         (stream, ("fetcher_state",), None),
+        *((stream, path, 1) for path in (("_iterator_finished",), ("fetcher_state", "fetcher_ended"))),
         (workers, ("_snapshot", "_worker_snapshots", "worker_1", "fetcher_state"), None),
     ]
     for state, path, value in cases:

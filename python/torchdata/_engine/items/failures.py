@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from torchdata._engine.items.rebuilding import Form, forms_of, rebuilt, text_of
 from torchdata._engine.processes.strangers import leave
+from torchdata._handlers import FailuresSuppressed
 from torchdata._reporting import add_note, came_from, fold, make_printable, notes_of, remember
 
 
@@ -105,7 +106,6 @@ def _set_message(error: BaseException, message: str) -> None:
 
 
 def _safely(show: Any, value: object) -> str | None:
-    try:
+    with FailuresSuppressed():
         return str(show(value))
-    except Exception:
-        return None
+    return None

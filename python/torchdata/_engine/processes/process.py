@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.interrupts import interrupts_blocked
-from torchdata._handlers import is_of_handler
+from torchdata._handlers import raise_if_of_handler
 from torchdata._native import OwnedDescriptor, continue_with_parent
 
 POLL_INTERVAL = 0.02
@@ -287,8 +287,7 @@ def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Calla
         try:
             connection.wait(sentinels(running), min(left, POLL_INTERVAL))
         except (ValueError, OSError) as error:  # another thread may have closed a file descriptor
-            if is_of_handler(error):
-                raise
+            raise_if_of_handler(error)
 
 
 def wait_for_any(children: Sequence[ChildProcess], seconds: float) -> None:

@@ -11,7 +11,6 @@ all processes of a program (`interrupts.py`).
 from __future__ import annotations
 
 import atexit
-import contextlib
 import math
 import os
 import threading
@@ -74,7 +73,7 @@ class Shutdown:
             return self._set_over()
         if self.beforehand is not None:
             self.has_begun = True  # readers that `beforehand` interrupts read this attribute
-            with contextlib.suppress(RuntimeError):  # this thread itself may be reading
+            with FailuresSuppressed(RuntimeError):  # this thread itself may be reading
                 self.beforehand()
         with self._running, InterruptsDeferred() as deferred:
             if self.is_over:

@@ -17,6 +17,7 @@ from torchdata._engine.processes.crossing import PREFIX, SharedPickle
 from torchdata._engine.processes.forker import SpawnedChild
 from torchdata._engine.workers.child import ChildSetup, run_child
 from torchdata._engine.workers.program import Program
+from torchdata._handlers import raise_if_of_handler
 
 
 class DispatchingChild(SpawnedChild):
@@ -39,6 +40,7 @@ def pickled(program: Program) -> bytes:
     try:
         return dumps(program)
     except Exception as error:
+        raise_if_of_handler(error)
         raise TypeError(program.why_unpicklable("ray", error)) from error
 
 

@@ -21,6 +21,7 @@ from torchdata._engine.processes.process import ChildProcess
 from torchdata._engine.remote.host import About, Pulled, Pushed, Seen, apart, bytes_of, versions
 from torchdata._engine.workers.child import MAIN, ChildSetup
 from torchdata._engine.workers.members import CONTROL_RING
+from torchdata._handlers import raise_if_of_handler
 from torchdata._native import Carrier, Link, OwnedDescriptor, StatsBoard
 from torchdata._threads import Latch
 
@@ -120,6 +121,7 @@ class RemoteWorker(ChildProcess):
             where, stack = actor.current_frame(wakes).result(ANSWERED)
             return where, stack
         except Exception as error:  # Ray may raise any error if a host does not answer
+            raise_if_of_handler(error)
             return "in an unknown state", f"Its host reports no stack: {self._hosts.why(error)}."
 
     def kill(self) -> None:

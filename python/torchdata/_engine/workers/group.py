@@ -29,7 +29,7 @@ from torchdata._engine.workers.hangs import Hangs, Survived
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
 from torchdata._engine.workers.restart import Restarts
-from torchdata._handlers import is_of_handler
+from torchdata._handlers import is_of_handler, raise_if_of_handler
 from torchdata._native import BellBoard, Collector, Link, StatsBoard
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Pages
@@ -285,8 +285,7 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
         program.modules = ["torch"]
         return program  # torch itself passes tensors in shared memory to each child
     except Exception as error:
-        if is_of_handler(error):
-            raise
+        raise_if_of_handler(error)
         if "inheritance" in str(error):
             return program  # multiprocessing's locks can be pickled only while a process is being started
         raise TypeError(program.why_unpicklable(start_method, error)) from error
@@ -304,8 +303,7 @@ def _why_by_value(obj: Any, refined: Callable[[Any], Any]) -> str | None:
     try:
         pickled = dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER)[0]
     except Exception as error:  # for example, a lambda cannot be pickled
-        if is_of_handler(error):
-            raise
+        raise_if_of_handler(error)
         return str(error)
     return "this program is not in a file" if b"__main__" in pickled else None
 

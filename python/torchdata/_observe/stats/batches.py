@@ -10,7 +10,7 @@ import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from torchdata._handlers import is_of_handler
+from torchdata._handlers import raise_if_of_handler
 from torchdata._native import IterationToken, StatsBoard
 from torchdata._observe.stats.counting import MAIN, MAIN_PAGE, PIPES, Counting
 from torchdata._observe.stats.labels import describe_pipes
@@ -146,8 +146,7 @@ class BatchRecorder(Recorder):
             try:
                 board = StatsBoard(1, 1, PIPES, self.full) if new_board is None else new_board()
             except OSError as error:
-                if is_of_handler(error):
-                    raise
+                raise_if_of_handler(error)
                 return None
             board.adopt(MAIN_PAGE, MAIN, 0)
             self._take(Counting(board, MAIN_PAGE), None)

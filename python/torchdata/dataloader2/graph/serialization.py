@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from torchdata._bounded_pickles import LimitedFile, TooLargeError
-from torchdata._handlers import FailuresSuppressed, is_of_handler
+from torchdata._handlers import FailuresSuppressed, raise_if_of_handler
 from torchdata._importing import loaded
 from torchdata._redacting import HIDDEN, is_private, shown
 from torchdata.dataloader2.graph.copying import attribute_copier, duplicate
@@ -82,8 +82,7 @@ def clone(obj: T) -> T:
     try:
         return duplicate(obj)
     except Exception as error:
-        if is_of_handler(error):
-            raise
+        raise_if_of_handler(error)
         raise TypeError(f"{why_not(obj, 'copied', attribute_copier(obj), error)}. {_WHY_COPIED}") from error
 
 
@@ -145,8 +144,7 @@ def _cloudpickled(obj: Any) -> bytes:
     try:
         return dumps(obj)
     except Exception as error:
-        if is_of_handler(error):
-            raise
+        raise_if_of_handler(error)
         raise TypeError(f"{why_not(obj, 'pickled', dumps, error)}. {_WHY_PICKLED}") from error
 
 
@@ -160,7 +158,8 @@ def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
                 continue
             try:
                 attempt(value)
-            except Exception:
+            except Exception as failure:
+                raise_if_of_handler(failure)
                 return (
                     f"{type(owner).__name__} cannot be {what}: its attribute {name!r} holds {_short(name, value)}, "
                     f"which fails with {reason}"
@@ -169,10 +168,9 @@ def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
 
 
 def _short(name: str, value: Any) -> str:
-    try:
+    text = "an object"
+    with FailuresSuppressed():
         text = HIDDEN if is_private(name, value) else shown(value)
-    except Exception:
-        text = "an object"
     return f"{text if len(text) <= 80 else text[:77] + '...'} of type {type(value).__name__}"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchdata._handlers import raise_if_of_handler
 from torchdata.dataloader2.graph.cutting import DispatchedSource, cut_dispatched, find_replicable_branches
 from torchdata.dataloader2.graph.serialization import clone
 from torchdata.dataloader2.graph.settings import SHARDING_PRIORITIES, apply_sharding, is_sharding
@@ -43,6 +44,7 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
         with certain_lengths():
             return _RankEpoch(clone(datapipe), service).length()
     except Exception as error:
+        raise_if_of_handler(error)
         raise TypeError(f"this DataLoader2 has no length: {advice_on(error)}") from error
 
 

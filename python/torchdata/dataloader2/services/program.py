@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, cast
@@ -275,7 +275,7 @@ class GraphProgram(EpochProgram):
         if self._reading_ahead is None:
             self._reading_ahead = pipes_with_threads(self.datapipe)
         for pipe in self._reading_ahead:
-            with suppress(TimeoutError):  # a thread that takes too long for an item continues to run
+            with FailuresSuppressed(TimeoutError):  # a thread that takes too long for an item continues to run
                 self._held.enter_context(pipe.threads_paused())
         if (locks := loaded(LOCKS)) is not None:
             locks.release_all_of(None)  # another shard may need the files, and this shard's threads have stopped

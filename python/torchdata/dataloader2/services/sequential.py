@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from torchdata._handlers import is_of_handler
 from torchdata._plain_pickles import from_plain, is_sealed, loads_plain, seal, to_plain, unseal
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.serialization import damaged
@@ -113,8 +114,8 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
             try:
                 getattr(service, method)()
             except Exception as error:
-                if first is None:
-                    first = error
+                if first is None or is_of_handler(error):
+                    error.__context__, first = error.__context__ or first, error
                 else:
                     first.add_note(f"{type(service).__name__}.{method} failed after that, too: {error!r}")
         if first is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchdata.dataloader2.state.layout import opened, parse, sealed
 from torchdata.dataloader2.state.position import Content, LoaderState, WorkersPosition
-from torchdata.datapipes._pipe.graph.fingerprint import short_name
+from torchdata.datapipes._pipe.graph.fingerprint import parse_fingerprint
 from torchdata.datapipes._pipe.state.layout import dump_entry
 
 
@@ -44,7 +44,7 @@ def _lines(state: LoaderState) -> Iterator[str]:
     seed = None if state.randomness is None else state.randomness.seed
     yield "without a seed" if seed is None else f"seed {seed}"
     if outline is not None:
-        names = map(short_name, outline.fingerprint)
+        names = (pipe.short_name for pipe in parse_fingerprint(outline.fingerprint))
         size = f" ({_size(outline.length)} as bytes)" if outline.length else ""
         yield f"pipeline{size}: {', '.join(names)}"
     if position is not None:

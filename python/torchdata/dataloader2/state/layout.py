@@ -32,7 +32,7 @@ from torchdata.dataloader2.state.position import (
     ShardPosition,
     WorkersPosition,
 )
-from torchdata.datapipes._pipe.graph.fingerprint import check_fingerprint
+from torchdata.datapipes._pipe.graph.fingerprint import parse_fingerprint
 from torchdata.datapipes._pipe.state.generators import check_generators
 from torchdata.datapipes._pipe.state.layout import dump_graph, parse_graph
 
@@ -251,7 +251,7 @@ def _parse_outline(outline: Any) -> Outline:
     if not isinstance(outline, dict) or type(outline.get("length")) is not int:
         raise ValueError("it does not describe the pipeline")
     found = Outline(outline["fingerprint"], outline["length"])
-    check_fingerprint(found.fingerprint)
+    parse_fingerprint(found.fingerprint)
     return found
 
 

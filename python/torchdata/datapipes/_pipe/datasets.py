@@ -14,6 +14,7 @@ from pathlib import PurePath
 from types import FunctionType, MethodType
 from typing import Any
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._signatures import names_in
 
 #: Modules and names of classes with datasets that split their items among PyTorch's workers, provided that the class
@@ -113,10 +114,8 @@ def epoch_of(dataset: Any) -> int | None:
     if not callable(getattr(type(dataset), "set_epoch", None)):
         return None
     for name in ("epoch", "_epoch"):
-        try:
+        with FailuresSuppressed():  # a user's property may raise anything
             return operator.index(getattr(dataset, name, None))  # type: ignore[arg-type]
-        except Exception:  # a user's property may raise anything
-            continue
     return None
 
 

@@ -13,7 +13,7 @@ from itertools import islice
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-from torchdata.datapipes._pipe.state.declared import MOST_ITEMS
+from torchdata.datapipes._pipe.state.declared import fits
 from torchdata.datapipes._pipe.streams import with_detached_streams
 from torchdata.datapipes.datapipe import DataChunk
 
@@ -35,13 +35,10 @@ class Remaining(NamedTuple):
     item: Any = None
     done: int = 0
 
-    @classmethod
-    def of(cls, saved: dict[str, Any]) -> Remaining:
-        rest = cls(**saved)
-        is_counted = saved.keys() == {"item", "done"} and type(rest.done) is int and 0 <= rest.done < MOST_ITEMS
-        if not is_counted and (type(rest.members) not in SLICED or len(saved) > 1):
-            raise KeyError("it contains neither the remaining part of an item, nor the number of this item")
-        return rest
+
+def is_rest(saved: Any) -> bool:
+    """Returns whether `saved` contains the remaining parts of an item, or the item and the number of yielded parts."""
+    return fits(saved, {"item": object, "done": int}, *({"members": kind} for kind in SLICED))
 
 
 def state_of_members(members: Any, left: Iterator[Any]) -> dict[str, Any] | None:
@@ -101,5 +98,5 @@ class Parts:
 
     @classmethod
     def restored(cls, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:
-        rest = Remaining.of(state)
+        rest = Remaining(**state)
         return cls(function, rest.item, rest.done) if rest.members is None else cls(attrgetter("members"), rest)

@@ -12,8 +12,8 @@ from typing import Any
 
 from torchdata._reporting import add_note, name_of
 from torchdata.datapipes._pipe.explaining import not_the_end
-from torchdata.datapipes._pipe.parts import SLICED, Remaining, detached, listed, state_of_members
-from torchdata.datapipes._pipe.state.declared import DeclaredState, state
+from torchdata.datapipes._pipe.parts import SLICED, Remaining, detached, is_rest, listed, state_of_members
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes._pipe.streams import with_detached_streams
 from torchdata.datapipes.datapipe import token_of
 
@@ -43,12 +43,6 @@ def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
         raise
 
 
-class _LoadedParts(DeclaredState):
-    def check(self, value: Any) -> None:
-        if value is not None:
-            Remaining.of(value)
-
-
 class Unfolding:
     """A pipe that yields the parts of its source's items, such as the members of lists. If the parts of an item are in
     memory, a state contains the parts that were not yielded. If a generator creates the parts on demand, a state
@@ -59,7 +53,7 @@ class Unfolding:
     _in_memory: Any = state(items=True, saved=False)  # the parts, if they are in memory
     _item: Any = state(items=True, saved=False)  # the item, if its parts are generated on demand
     _yielded_before: int = state(0, saved=False)  # the number of items that were yielded before the parts of `_item`
-    _unfolding: Any = _LoadedParts(items=True)
+    _unfolding: Any = checked_state((is_rest, None), items=True)
 
     def _unfold(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
         return chain.from_iterable(self._each_parts(items, parts_of))
@@ -109,7 +103,7 @@ class Unfolding:
             self._left = iter(self._in_memory)
 
     def _resumed_parts(self, parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
-        (self._in_memory, self._item, done), self._unfolding = Remaining.of(self._unfolding), None
+        (self._in_memory, self._item, done), self._unfolding = Remaining(**self._unfolding), None
         self._yielded_before = token_of(self).yielded - done
         self._left = left = iter(parts_of(self._item) if self._in_memory is None else self._in_memory)
         next(islice(left, done, done), None)

@@ -16,7 +16,7 @@ from torchdata.datapipes._pipe.random import PrivateRandomness
 from torchdata.datapipes._pipe.sampled_streams import SampledStream
 from torchdata.datapipes._pipe.seeding import Seeded, Switched
 from torchdata.datapipes._pipe.seeking import iterate_by_index
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes._pipe.unloaded import ReadsByIndex
 from torchdata.datapipes.datapipe import MapDataPipe, T_co
@@ -114,7 +114,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     """
 
     data_attributes = frozenset({"sampler"})
-    _order: Any = state(items=True)
+    _order: Any = checked_state((range | list | None,), items=True)
     _epoch: int = state(0, lasts=True, copied=True)
     _stream: SampledStream | None = state(None, saved=False)
     #: Whether a resumed iteration compares the sampler's reread indices with the original indices.

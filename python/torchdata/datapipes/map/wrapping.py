@@ -8,7 +8,7 @@ from typing import Any
 
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_callable, warn_of_length, wrong_type
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, T_co
 
 __all__ = ["IterToMapConverter", "SequenceWrapper"]
@@ -76,7 +76,7 @@ class IterToMapConverter(MapDataPipe[Any]):
         2
     """
 
-    _map: dict[Any, Any] | None = state(items=True, copied=True, lasts=True)
+    _map: dict[Any, Any] | None = checked_state((dict, None), items=True, copied=True, lasts=True)
 
     def __init__(
         self, datapipe: IterDataPipe[Any], key_value_fn: Callable[[Any], tuple[Any, Any]] | None = None

@@ -14,7 +14,7 @@ from abc import ABCMeta
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Protocol
 
-from torchdata._handlers import is_of_handler
+from torchdata._handlers import raise_if_of_handler
 from torchdata._plain_pickles import register
 from torchdata._redacting import redacted, shown, shown_with_type
 from torchdata.datapipes._pipe.graph.torch import derives_from_twin, pair_streams_with_torch
@@ -53,8 +53,7 @@ def recipe_of(file_obj: Any) -> Recipe | None:
         try:
             found, opened = os.stat(raw.name), os.fstat(raw.fileno())
         except OSError as error:
-            if is_of_handler(error):
-                raise
+            raise_if_of_handler(error)
             return None
         same = os.path.samestat(found, opened) and stat.S_ISREG(opened.st_mode)
         return FileRecipe(raw.name, "rb") if same else None

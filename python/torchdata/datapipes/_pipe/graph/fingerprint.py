@@ -13,9 +13,10 @@ import sys
 from collections.abc import Mapping, Sized
 from itertools import zip_longest
 from types import BuiltinFunctionType, FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._redacting import HIDDEN, digest, is_private, is_secret, redacted
 from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.graph.graph import graph_of
@@ -24,6 +25,8 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 #: For each pipe, its `class`, the indices of its sources (`reads`), and its arguments as text by name (`parameters`).
 Fingerprint = list[dict[str, Any]]
 
+_KEYS = "class", "reads", "parameters"
+
 _LONGEST = 200
 
 #: The class `Batcher` and its argument `batch_size`, which may change between two epochs.
@@ -31,6 +34,27 @@ _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
 #: Arguments that may differ when a state is loaded: the loader sets them, or they do not affect the items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
+
+
+class DescribedPipe(NamedTuple):
+    kind: str
+    reads: list[int]
+    parameters: dict[str, str]
+
+    @property
+    def short_name(self) -> str:
+        return self.kind.rpartition(".")[2]
+
+
+def parse_fingerprint(saved: Any) -> list[DescribedPipe]:
+    pipes = saved if isinstance(saved, list) else [saved]
+    found = [DescribedPipe._make(map(pipe.get, _KEYS)) for pipe in pipes if isinstance(pipe, dict)]
+    types = {tuple(map(type, pipe)) for pipe in found}
+    if saved is not pipes or len(found) < len(saved) or not types <= {(str, list, dict)}:
+        raise ValueError("its fingerprint does not contain the class, sources and parameters of each pipe")
+    if not {str}.issuperset(type(text) for pipe in found for text in pipe.parameters.values()):
+        raise ValueError("its fingerprint contains parameters that are not texts")
+    return found
 
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
@@ -50,26 +74,22 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epochs: bool = False) -> str:
     if saved == found:
         return ""
-    for index, (other, mine) in enumerate(zip_longest(saved, found), 1):
+    for index, (other, mine) in enumerate(zip_longest(*map(parse_fingerprint, (saved, found))), 1):
         if other == mine:
             continue
         where = f"pipe {index} (counted from the source)"
-        if other is None or mine is None or other["class"] != mine["class"]:
-            names = [short_name(one) if one else "none" for one in (other, mine)]
+        if other is None or mine is None or other.kind != mine.kind:
+            names = [one.short_name if one else "none" for one in (other, mine)]
             return f"{where} is {names[0]} in the state and {names[1]} in {here}"
-        if other["reads"] != mine["reads"]:
-            return f"{where}, {short_name(mine)}, reads other pipes"
-        for name, words in mine["parameters"].items():
-            was = other["parameters"].get(name, words)
-            if was != words and not (between_epochs and _may_change(mine, name)):
-                return f"{where}, {short_name(mine)}, has {name}={was} in the state and {words} in {here}"
+        if other.reads != mine.reads:
+            return f"{where}, {mine.short_name}, reads other pipes"
+        for name, words in mine.parameters.items():
+            was = other.parameters.get(name, words)
+            # Settings of adapters have names with a dot, such as `ShardingPolicy.block`, and may always change.
+            may_change = between_epochs and ("." in name or (mine.kind == _BATCHER and name == _SIZE))
+            if was != words and not may_change:
+                return f"{where}, {mine.short_name}, has {name}={was} in the state and {words} in {here}"
     return ""
-
-
-def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Returns whether an argument may change between epochs. Settings of adapters have names with a dot, such as
-    `ShardingPolicy.block`, and may always change."""
-    return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
 def require_arguments(datapipe: Any) -> None:
@@ -81,22 +101,6 @@ def require_arguments(datapipe: Any) -> None:
         for name, attributes in _arguments_of(kind):
             if name != "self" and vars(pipe).keys().isdisjoint(attributes):
                 raise ValueError(f"{kind.__name__} lacks its argument {name!r}")
-
-
-def check_fingerprint(found: Any) -> None:
-    if not isinstance(found, list):
-        raise ValueError(f"its fingerprint is of type {type(found).__name__}")
-    for number, entry in enumerate(found, 1):
-        parameters = entry.get("parameters") if isinstance(entry, dict) else None
-        if not isinstance(parameters, dict) or not all(type(words) is str for words in parameters.values()):
-            raise ValueError(f"its fingerprint does not contain the parameters of pipe {number} as texts")
-        if type(entry.get("class")) is not str or not isinstance(entry.get("reads"), list):
-            raise ValueError(f"its fingerprint does not contain the class of pipe {number}, or its sources")
-
-
-def short_name(entry: Mapping[str, Any]) -> str:
-    name: str = entry["class"]
-    return name.rpartition(".")[2]
 
 
 #: For each class: the constructor's arguments, each with two possible names of the attribute that stores it.
@@ -180,10 +184,8 @@ def _shape(value: Any) -> str:
     if shape is not None and not isinstance(value, Mapping):
         return f"{kind} of shape {tuple(shape)} and {getattr(value, 'dtype', 'no dtype')}"
     if isinstance(value, Sized):
-        try:
+        with FailuresSuppressed():  # a property of a user's class may raise any error
             return f"{kind} of length {len(value)}"
-        except Exception:  # a property of a user's class may raise any error
-            return kind
     return kind
 
 

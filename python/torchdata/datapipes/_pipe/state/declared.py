@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from dataclasses import dataclass
-from types import NoneType
+from types import FunctionType, NoneType
 from typing import Any
 
 from torchdata.datapipes._pipe.state.chunked_list import ChunkedList
@@ -18,7 +18,10 @@ from torchdata.datapipes._pipe.state.chunked_list import ChunkedList
 _MISSING: Any = object()
 
 #: The types that `random.seed` accepts.
-_SEEDS = (NoneType, int, float, str, bytes, bytearray)
+_SEEDS = (int | float | str | bytes | bytearray | None,)
+
+#: The forms of loaded values (see `fits`), by the type of the value when an iteration begins.
+_FORMS: dict[Any, Any] = {bool: (bool,), int: (int,), dict: (dict,), **dict.fromkeys((list, deque, set), (list,))}
 
 #: The largest number of items that a loaded state may mention. A state with a larger number is rejected.
 MOST_ITEMS = 1 << 62
@@ -107,6 +110,26 @@ def random_state(*, lasts: bool = False) -> Any:
     return RandomState(copied=True, lasts=lasts)
 
 
+def fits(value: Any, *forms: Any) -> bool:
+    """Returns whether a loaded value has one of the forms: a type, None, a range, a function that returns whether the
+    value is valid, a list with the form of all members, or a dict, tuple or list with the form of each member. `int`
+    stands for a number of items."""
+    return any(_fits(value, form) for form in forms)
+
+
+def _fits(value: Any, form: Any) -> bool:
+    if isinstance(form, FunctionType):
+        return bool(form(value))
+    if isinstance(form, dict):
+        return type(value) is dict and value.keys() == form.keys() and all(_fits(value[key], form[key]) for key in form)
+    if isinstance(form, list) and len(form) == 1:
+        return type(value) is list and all(_fits(member, form[0]) for member in value)
+    if isinstance(form, (list, tuple)):
+        return type(value) is type(form) and len(value) == len(form) and all(map(_fits, value, form))
+    form = range(MOST_ITEMS) if form is int else form
+    return type(value) is int and value in form if isinstance(form, range) else isinstance(value, form or NoneType)
+
+
 @dataclass(slots=True, eq=False)
 class DeclaredState:
     begins: Any = None
@@ -116,6 +139,9 @@ class DeclaredState:
     saved: bool = True
     name: str = ""
     key: str = ""
+    #: The allowed forms of a loaded value (see `fits`), or a function that computes them from the pipe. By default, the
+    #: forms depend on `begins`.
+    of: Any = ()
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name, self.key = name, name.lstrip("_")
@@ -137,17 +163,17 @@ class DeclaredState:
     def load(self, datapipe: Any, value: Any) -> None:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
-    def check(self, value: Any) -> None:
-        """Raises TypeError if a loaded value does not have the type of `begins`, and LookupError if the value is not a
-        valid number of items. Only seeds, and values of the types bool, int, list and dict, are checked."""
+    def check(self, value: Any, datapipe: Any) -> None:
+        """Raises TypeError if a loaded value has no allowed form."""
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
-        kind = list if kind in (deque, set) else kind
-        if kind in (bool, int, list, dict) and not isinstance(value, kind):
-            raise TypeError(f"{self.key} is of type {type(value).__name__} instead of {kind.__name__}")
-        if self.key.endswith("seed") and not isinstance(value, _SEEDS):
-            raise TypeError(f"{self.key} is of type {type(value).__name__}, which is not the type of a seed")
-        if kind is int and not 0 <= value < MOST_ITEMS:
-            raise LookupError(f"{self.key} is {value}, which is not a number of items")
+        forms = self.of(datapipe) if callable(self.of) else self.of
+        forms = forms or (_SEEDS if self.key.endswith("seed") else _FORMS.get(kind, (object,)))
+        if not fits(value, *forms):
+            raise TypeError(f"{self.key} is of type {type(value).__name__}, but this pipe does not save such a value")
+
+
+def checked_state(of: Any, begins: Any = None, **options: Any) -> Any:
+    return DeclaredState(begins, of=of, **options)
 
 
 class RandomState(DeclaredState):
@@ -161,7 +187,7 @@ class RandomState(DeclaredState):
     def load(self, datapipe: Any, value: Any) -> None:
         getattr(datapipe, self.name).setstate(value)
 
-    def check(self, value: Any) -> None:
+    def check(self, value: Any, datapipe: Any) -> None:
         try:
             random.Random().setstate(value)
         except ValueError as error:

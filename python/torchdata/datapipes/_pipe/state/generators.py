@@ -6,12 +6,14 @@ them.
 At the beginning of an epoch, a worker process seeds the generators of the libraries that are imported. If a user
 function imports NumPy or torch during the epoch, this module seeds the library's generator before the importing code
 continues. Without a seed, a generator would start from the system's entropy, and the run could not be reproduced. Saved
-states contain the seeds for the generators of libraries that are not imported yet.
+states contain the seeds for the generators of libraries that are not imported yet. In the main process, the first saved
+state chooses these seeds.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 import random
 import sys
 import warnings
@@ -44,6 +46,11 @@ def save_generators() -> dict[str, Any]:
     numpy_random, torch = loaded("numpy.random"), loaded("torch")
     if numpy_random is None and "numpy.random" not in awaited and loaded("numpy") is not None:
         numpy_random = import_whole("numpy.random")  # otherwise NumPy imports it at its first use, with another state
+    found = {"numpy.random": numpy_random, "torch": torch}
+    if unseeded := [name for name, module in found.items() if module is None and name not in awaited]:
+        # Each generator then begins like without this seed: NumPy's at random, and torch's with torch's default seed.
+        seeds = {"numpy.random": int.from_bytes(os.urandom(4), "little"), "torch": 67280421310721}
+        seed_when_imported({**awaited, **{name: seeds[name] for name in unseeded}})
     numpys = numpy_random and numpy_random.mtrand._rand
     return _states(random, numpys, getattr(torch, "default_generator", None), awaited_seeds())
 

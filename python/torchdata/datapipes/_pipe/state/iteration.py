@@ -513,7 +513,7 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any, *, is_whol
         # Invalid values in the state must raise an error before the iteration begins.
         for each in pipe._declared:
             if each.saved and each.key in state:
-                each.check(state[each.key])
+                each.check(state[each.key], pipe)
             elif each.saved and is_whole and type(pipe).load_state_dict is DERIVED["load_state_dict"]:
                 raise LookupError(f"{each.key} is missing")
         take(state)

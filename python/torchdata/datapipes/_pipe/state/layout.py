@@ -6,6 +6,7 @@ Because a state may be damaged or malicious, the numbers in it are checked befor
 
 from __future__ import annotations
 
+import reprlib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from torchdata._plain_pickles import refuse_pickled
-from torchdata.datapipes._pipe.state.declared import MOST_ITEMS
+from torchdata.datapipes._pipe.state.declared import fits
 from torchdata.datapipes._pipe.state.generators import check_generators
 
 STATE_VERSION = 4
@@ -79,6 +80,16 @@ class HeldItems(NamedTuple):
 _OPTIONAL = PipeEntry._fields[3:-2]
 _RARE = _OPTIONAL[2:]
 
+#: The forms of the fields of an entry (see `fits`).
+_FORMS: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("yielded", "drop"), (int,)),
+    "finished": (bool,),
+    "seconds": (int | float,),
+    "skipped": (lambda kinds: fits(kinds, dict) and fits([*kinds.items()], [(str, int)]),),
+    "state": (lambda state: fits(state, dict) and fits([*state], [str]),),
+    "ahead": ([bool | int] * 3, (bool | int,) * 3),
+}
+
 
 def dump_entry(entry: PipeEntry) -> dict[str, Any]:
     of_class, restores, yielded, finished, state, *rare = entry
@@ -122,27 +133,14 @@ def _parse_entry(entry: Any, where: str, allow_pickle: bool, *, is_left: bool = 
     restores = entry.get("how") == "restore"
     if not restores and entry.get("how") != "begin":
         raise ValueError(f"{own} has how={entry.get('how')!r} instead of 'restore' or 'begin'")
-    for name in ("yielded", "drop"):
-        if name in entry or (restores and name == "yielded"):
-            _check_count(entry.get(name), f"{own} has {name}")
-    skipped = entry.get("skipped", {})
-    if not isinstance(skipped, dict) or not all(type(kind) is str for kind in skipped):
-        raise ValueError(f"{own} has skipped={skipped!r}, which is not a count of exceptions")
-    for count in skipped.values():
-        _check_count(count, f"{own} has skipped")
-    for name, kinds, what in (("finished", (bool,), "neither true nor false"), ("seconds", (int, float), "no number")):
-        if name in entry and type(entry[name]) not in kinds:
-            raise ValueError(f"{own} has {name}={entry[name]!r}, which is {what}")
+    for name, forms in _FORMS.items():
+        if (name in entry or (restores and name == "yielded")) and not fits(entry.get(name), *forms):
+            raise ValueError(f"{own} has {name}={reprlib.repr(entry.get(name))}, which is not valid")
     state = entry.get("state", {})
-    if not isinstance(state, dict) or not all(type(name) is str for name in state):
-        raise ValueError(f"{own} has a state of type {type(state).__name__}")
     if not allow_pickle:
         refuse_pickled(state, entry["type"])
     if "generators" in entry:
         check_generators(entry["generators"], allow_pickle)
-    ahead = entry.get("ahead", (0, 0, 0))
-    if not isinstance(ahead, (list, tuple)) or len(ahead) != 3 or not all(type(part) in (bool, int) for part in ahead):
-        raise ValueError(f"{own} has ahead={ahead!r}, which does not describe a thread that reads ahead")
     if is_left and "left" in entry:
         raise ValueError(f"{where} is left more than once")
     left, may = entry.get("left"), f"{where}, which may be left,"
@@ -154,11 +152,6 @@ def _parse_entry(entry: Any, where: str, allow_pickle: bool, *, is_left: bool = 
         loaded_seed=(entry["loaded_seed"],) if "loaded_seed" in entry else None,
         **{name: entry[name] for name in _OPTIONAL if name in entry},
     )
-
-
-def _check_count(count: Any, what: str) -> None:
-    if type(count) is not int or not 0 <= count < MOST_ITEMS:
-        raise ValueError(f"{what}={count!r}, which is not a number of items")
 
 
 def checksums_of(state: dict[str, Any]) -> dict[str, Any]:
@@ -215,5 +208,6 @@ def explaining_damage(name: str) -> Iterator[None]:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         raise ValueError(
-            f"the state of {name} is damaged: its pipe cannot resume from it ({type(error).__name__}: {error})"
+            f"the state of {name} is damaged: its pipe cannot resume from it ({type(error).__name__}: {error}); load "
+            "another copy of it"
         ) from error

@@ -17,10 +17,11 @@ import zlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from torchdata._handlers import is_of_handler
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.declared_length import DeclaredLength
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, position_of, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
 from torchdata.datapipes.utils.names import path_inside
@@ -105,6 +106,8 @@ def bare(stream: Any) -> Any:
 
 def is_damage(error: Exception) -> bool:
     """Returns whether damaged data caused the error, rather than the operating system or a bug."""
+    if is_of_handler(error):
+        return False
     # Damaged gzip and bzip2 files cause errors without `errno`. An invalid offset in a damaged archive causes EINVAL.
     if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
@@ -329,6 +332,7 @@ class IndexedLoader(ArchiveLoader):
     """Reads archives that contain a list of their members. A saved position is an index in the archive's list of
     members."""
 
+    _point: Any = checked_state((int, None))
     _format: str
     _opens: type[IndexedArchive]
 

@@ -18,6 +18,7 @@ from typing import Any
 from torchdata import _native
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.state.declared import checked_state
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
     SMALLEST_BOMB,
@@ -485,6 +486,8 @@ class TarArchiveLoader(ArchiveLoader):
         >>> from torchdata.datapipes.iter import FileLister
         >>> pairs = FileLister("shards", "*.tar").open_files(mode="b").load_from_tar()
     """
+
+    _point: Any = checked_state(((int, dict), (int, dict, int), None))
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from torchdata._native import IterationToken
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
-from torchdata.datapipes._pipe.state.declared import DeclaredState, state
+from torchdata.datapipes._pipe.state.declared import DeclaredState, checked_state, state
 from torchdata.datapipes._pipe.state.iteration import start_pass
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
@@ -39,7 +39,7 @@ class Queues(DeclaredState):
 
 
 def queues() -> Any:
-    return Queues(items=True)
+    return Queues(items=True, of=lambda pipe: ([list] * pipe.num_instances,))
 
 
 class SharedMain(IterDataPipe[Any]):
@@ -63,8 +63,8 @@ class Main(SharedMain):
     _iterator: Iterator[Any] | None = state(saved=False)
     _exhausted: bool = state(False)
     #: Numbers of the children that need no further items in the current round, because they have ended or were dropped.
-    _done: set[int] = state(set)
-    _joined: set[int] = state(set, lasts=True)
+    _done: set[int] = checked_state(lambda pipe: ([range(pipe.num_instances)],), set)
+    _joined: set[int] = checked_state(lambda pipe: ([range(pipe.num_instances)],), set, lasts=True)
 
     def __init__(self, datapipe: Any, num_instances: int, buffer_size: int) -> None:
         self.main_datapipe = check_source(self.name, datapipe)

@@ -11,7 +11,7 @@ from typing import Any, overload
 from torchdata.datapipes._pipe.checks import check_source, check_sources, check_weights, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeding import Seeded
-from torchdata.datapipes._pipe.state.declared import random_state, state
+from torchdata.datapipes._pipe.state.declared import checked_state, random_state, state
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes.datapipe import IterDataPipe, R, T, T_co
 
@@ -38,7 +38,7 @@ class Concater(IterDataPipe[Any]):
         ['a', 'b', 'c']
     """
 
-    _current: int = state(0)
+    _current: int = checked_state(lambda pipe: (range(len(pipe.datapipes)),), 0)
 
     def __init__(self, *datapipes: Any) -> None:
         self.datapipes = check_sources("Concater", datapipes)
@@ -228,7 +228,7 @@ class SampleMultiplexer(Seeded, IterDataPipe[Any]):
         ['b', 'a', 'a', 'a', 'a']
     """
 
-    _left: list[int] = state(list)
+    _left: list[int] = checked_state(lambda pipe: ([range(len(pipe.pipes_and_weights))],), list)
     _rng: random.Random = random_state(lasts=True)
 
     def __init__(self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None) -> None:

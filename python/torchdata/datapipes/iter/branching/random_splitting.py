@@ -18,7 +18,7 @@ from torchdata.datapipes._pipe.checks import check_int, check_source, check_weig
 from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.random import draw_seed
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.state.declared import random_state, state
+from torchdata.datapipes._pipe.state.declared import checked_state, random_state, state
 from torchdata.datapipes._pipe.state.iteration import start_pass
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes._pipe.streams import close_dropped
@@ -39,9 +39,9 @@ class _SplitMain(SharedMain):
     """
 
     drawn_as: ClassVar[str] = "RandomSplitter"
-    _reader: int | None = state()
+    _reader: int | None = checked_state(lambda pipe: (range(len(pipe.keys)), None))
     _rng: random.Random = random_state()
-    _weights: list[float] = state(list)
+    _weights: list[float] = checked_state(([int | float],), list)
     _remaining: int = state(0)
     _seed: Any = state(copied=True, lasts=True)
 

@@ -15,7 +15,7 @@ from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source, length_of
 from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe, T
 from torchdata.datapipes.iter.branching.children import DistributingMain, Main, queues
@@ -236,7 +236,7 @@ class Demultiplexer(IterDataPipe[Any]):
 class _RoundRobinMain(DistributingMain):
     name = "round_robin_demux"
     drawn_as = "RoundRobinDemultiplexer"
-    _turn: int = state(0)
+    _turn: int = checked_state(lambda pipe: (range(pipe.num_instances),), 0)
 
     def _destination(self, item: Any) -> int:
         turn = self._turn

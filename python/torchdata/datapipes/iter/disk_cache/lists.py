@@ -16,6 +16,7 @@ import re
 import stat
 from collections.abc import Iterable
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata.datapipes.iter.streams.atomic_files import open_regular
 
 LIST_SUFFIX = ".torchdata_list"
@@ -38,13 +39,11 @@ def dumped(members: Iterable[str]) -> bytes:
 def read_list(path: str) -> list[str] | None:
     if not os.access(path, os.F_OK):  # most items have no list, and an exception would cost more than this call
         return None
-    try:
-        with open_regular(path) as file:
-            if os.fstat(file.fileno()).st_size > _LONGEST:
-                return None
-            data = file.read(_LONGEST)
-    except OSError:
-        return None
+    data = b""
+    with FailuresSuppressed(OSError), open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > _LONGEST:
+            return None
+        data = file.read(_LONGEST)
     if b"\0" in data or not data.endswith(b"\n"):
         return None
     lines = data.split(b"\n")[:-1]
@@ -75,8 +74,7 @@ class FolderSearch:
             inside = self._known[parent] = os.path.commonpath((self._folder, resolved)) == self._folder
         if not inside or is_reserved(name):
             return None
-        try:
+        with FailuresSuppressed(OSError):
             found = os.lstat(path)
-        except OSError:
-            return None
-        return found if stat.S_ISREG(found.st_mode) else None
+            return found if stat.S_ISREG(found.st_mode) else None
+        return None

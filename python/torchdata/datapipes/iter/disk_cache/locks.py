@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from torchdata._handlers import is_of_handler
+from torchdata._handlers import is_of_handler, raise_if_of_handler
 from torchdata._reporting import warn_outside
 from torchdata._threads import start
 from torchdata.datapipes.iter.streams.atomic_files import temporary_name
@@ -181,8 +181,7 @@ def _opened(file: str) -> int | None:
         except FileNotFoundError:
             continue  # the file was removed in the meantime
         except OSError as error:  # the file belongs to another user, or is a link, a folder, or a socket
-            if is_of_handler(error):
-                raise
+            raise_if_of_handler(error)
             return None
         if stat.S_ISREG(os.fstat(fd).st_mode):
             return fd

@@ -13,17 +13,18 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, check_source, on_failure
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import fits, state
 from torchdata.datapipes._pipe.state.layout import explaining_damage
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, FolderSearch, is_reserved, read_list
 from torchdata.datapipes.iter.disk_cache.record import mark_of
-from torchdata.datapipes.iter.disk_cache.section import Section
+from torchdata.datapipes.iter.disk_cache.section import FORM, Section
 from torchdata.datapipes.iter.streams.atomic_files import digest_of_file, write_file
 from torchdata.datapipes.utils.names import check_target
 
@@ -158,10 +159,9 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
 
 def _look(path: str) -> os.stat_result | None:
-    try:
+    with FailuresSuppressed(OSError):
         return os.stat(path)
-    except OSError:
-        return None
+    return None
 
 
 def _hash_check(filepath: str, hash_dict: dict[str, str], hash_type: str) -> bool:
@@ -344,5 +344,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         return {"section": None if self._section is None else self._section.dump()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        section = state_dict["section"]
+        if not fits(section, FORM, None):
+            raise TypeError("section does not have the form that this pipe saves")
         self.reset()
-        self._loaded = state_dict["section"]
+        self._loaded = section

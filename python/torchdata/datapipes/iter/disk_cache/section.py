@@ -31,6 +31,13 @@ _AHEAD = 1000
 #: Maximum number of locked items between `on_disk_cache` and `end_caching`, because each lock is an open file.
 _LOCKED = 100
 
+#: The form of the state of a `Section`.
+FORM = {
+    "queue": [(object, tuple, str, [str], [str], list)],
+    "flying": [int],
+    **dict.fromkeys(("seen", "ended"), (bool, bool, bool, bool)),
+}
+
 
 class Section:
     """The items that one iteration reads from the source of `on_disk_cache`, until `end_caching` has yielded their
@@ -335,10 +342,11 @@ class Section:
     def load(self, dumped: dict[str, Any]) -> None:
         """Restores a saved state. Checks again whether the files of an item exist, unless a pipe has begun to process
         the item."""
-        queue = [Record.restored(record) for record in dumped["queue"]]
-        self._queue, self._in_pipes = deque(queue), [queue[index] for index in dumped["flying"]]
-        self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]
-        self.ended, self._ended_early, self.chain_ended, self._input_has_paused = dumped["ended"]
+        saved, in_pipes, seen, ended = map(dumped.__getitem__, FORM)
+        queue = [*map(Record.restored, saved)]
+        self._queue, self._in_pipes = deque(queue), [queue[index] for index in in_pipes]
+        self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = seen
+        self.ended, self._ended_early, self.chain_ended, self._input_has_paused = ended
         for record in set(queue).difference(self._in_pipes):
             vanished = tuple(record.ready) == record.paths and not all(map(os.path.exists, record.ready))
             if record.kind == "missing" or vanished:

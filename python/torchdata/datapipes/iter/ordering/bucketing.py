@@ -20,7 +20,7 @@ from torchdata.datapipes._pipe.checks import (
     wrong_type,
 )
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, T
 
@@ -157,7 +157,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         [['b', 'd', 'cc'], ['aaa']]
     """
 
-    _heap: list[_Measured] = state(list, items=True)
+    _heap: list[_Measured] = checked_state(([_Measured],), list, items=True)
     _batch: list[Any] = state(list, items=True)
     _tokens: Any = state(lambda: 0)  # the length of the batch, in any numeric type that `len_fn` returns
     _longest: Any = state(lambda: 0)

@@ -13,7 +13,7 @@ from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeding import Shuffling
 from torchdata.datapipes._pipe.seeking import iterate_from
 from torchdata.datapipes._pipe.state.chunked_list import CHUNK_SIZE, ChunkedList
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes._pipe.unloaded import Load, begin_unloaded, can_wait
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, T, T_co, token_of
 
@@ -187,7 +187,7 @@ class Sampler(IterDataPipe[Any]):
         [0, 1, 2]
     """
 
-    _order: Any = state(items=True)
+    _order: Any = checked_state((range | list | None,), items=True)
 
     def __init__(
         self,

@@ -18,26 +18,14 @@ from torchdata.datapipes._pipe.checks import (
     on_failure,
 )
 from torchdata.datapipes._pipe.columns import chosen, on_columns
-from torchdata.datapipes._pipe.parts import Parts, Remaining
+from torchdata.datapipes._pipe.parts import Parts, is_rest
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeding import Shuffling
-from torchdata.datapipes._pipe.state.declared import MOST_ITEMS, DeclaredState, state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes._pipe.streams import with_detached_streams
 from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 __all__ = ["ShuffledFlatMapper"]
-
-
-class _Index(DeclaredState):
-    def check(self, value: Any) -> None:
-        if value is not None and not (type(value) is int and 0 <= value < MOST_ITEMS):
-            raise TypeError(f"the index of the next result is {value!r}")
-
-
-class _LoadedResults(DeclaredState):
-    def check(self, value: Any) -> None:
-        for saved in value or ():
-            Remaining.of(saved)
 
 
 @functional_datapipe("shuffled_flatmap")
@@ -70,12 +58,12 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     #: current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
     #: The index in `_buffer` of the result that yields the next member; None while the buffer is being filled.
-    _next: Any = _Index()
+    _next: Any = checked_state(lambda pipe: (range(pipe.buffer_size), None))
     _asked: Parts | None = state(items=True, saved=False)
     #: A list that contains the last item that was read, until the item's result is in the buffer.
     _waiting: list[Any] = state(list, items=True)
     #: The results in a loaded state, which the next iteration puts into its buffer.
-    _parts: Any = _LoadedResults(items=True)
+    _parts: Any = checked_state(([is_rest], None), items=True)
 
     def __init__(
         self,

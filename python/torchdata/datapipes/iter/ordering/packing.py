@@ -12,7 +12,7 @@ from torchdata._native import row_bounds, row_positions
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int, check_source
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["Packer"]
@@ -95,7 +95,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
     """
 
     #: The incomplete rows, each as the number of tokens that still fit, and the list of its pieces.
-    _rows: list[Any] = state(list, items=True)
+    _rows: list[Any] = checked_state(lambda pipe: ([[range(pipe.max_tokens), list]],), list, items=True)
     _waiting: deque[Piece] = state(deque, items=True)
 
     def __init__(

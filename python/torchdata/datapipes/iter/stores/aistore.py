@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from torchdata._handlers import raise_if_of_handler
 from torchdata._optional import optional_import, require
 from torchdata._redacting import redacted, shown
 from torchdata.datapipes._pipe.checks import check_int, check_name, explaining
@@ -200,6 +201,7 @@ class _AISObject(RemoteFile[_AISRecipe]):
         try:
             found = self._answer.read(len(target))
         except Exception as error:
+            raise_if_of_handler(error)
             self.drop_answer()
             raise self._broken(redacted(str(error))) from error
         if not found:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._optional import optional_import, require
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int, on_failure
@@ -263,7 +264,7 @@ def _give_up(file: Any) -> None:
     from fsspec.spec import AbstractBufferedFile
 
     inner = getattr(file, "buffer", None) if not isinstance(file, AbstractBufferedFile) else file
-    with suppress(Exception):
+    with FailuresSuppressed():
         if isinstance(inner, AbstractBufferedFile):
             inner.discard()
             inner.closed = True

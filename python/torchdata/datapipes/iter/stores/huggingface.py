@@ -13,7 +13,8 @@ from torchdata._optional import optional_import
 from torchdata._redacting import shown
 from torchdata._stateful import load_into
 from torchdata.datapipes._pipe.checks import explaining, wrong_type
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
+from torchdata.datapipes._pipe.state.layout import explaining_damage
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
 __all__ = ["HuggingFaceHubReader"]
@@ -47,7 +48,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
     _data: Any = state(saved=False)
     _rows: int = state(0)  # the number of rows that the next iteration skips, if the data set is not streamed
-    _position: Any = state()  # the state of a streamed data set with which the next iteration resumes
+    #: The state of a streamed data set with which the next iteration resumes.
+    _position: Any = checked_state((dict, None))
 
     def __init__(self, dataset: str, **config_kwargs: Any) -> None:
         self._import()
@@ -64,7 +66,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         data = self._load()
         if _is_streamed(data):
             if self._position is not None:
-                load_into(data, self._position)
+                with explaining_damage(type(self).__name__):
+                    load_into(data, self._position)
             # In a torch worker, the dataset's `__iter__` would yield only a part of the rows, so batches of one row are
             # read.
             rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))

@@ -12,7 +12,7 @@ from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_mode, check_name, explaining
 from torchdata.datapipes._pipe.graph.traversal import sources_of
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.files import check_masks, matches
 from torchdata.datapipes.iter.streams.pairs import source_pipe
@@ -32,8 +32,8 @@ class ListsRoots(IterDataPipe[str]):
     iteration lists the current root again, and continues after the last yielded entry."""
 
     #: The root that is being listed. `_last` is the position of the root's last yielded entry, or None.
-    _root: str | None = state()
-    _last: Any = state()
+    _root: str | None = checked_state((str, None))
+    _last: Any = checked_state(((int, str), str, int, None))
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
         """Yields a pair of position and name for each entry of `root` after the position `after`."""

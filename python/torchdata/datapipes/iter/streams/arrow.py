@@ -20,7 +20,7 @@ from torchdata.datapipes._pipe.checks import check_optional_int, check_source
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = ["ArrowReader", "LanceReader"]
@@ -73,10 +73,10 @@ class ArrowReader(IterDataPipe[Any]):
 
     #: The number of the part of the table that is being read, or the list of numbers if parts are read together. `_row`
     #: is the number of rows that were already yielded from the part `_part`.
-    _part: int | list[int] | None = state()
+    _part: int | list[int] | None = checked_state((int, [int], None))
     _row: int = state(0)
     #: The name of the part. Loading a state raises an error if the part with the saved number has another name.
-    _name: str | None = state()
+    _name: str | None = checked_state((str, None))
 
     def __init__(
         self,

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from torchdata._handlers import FailuresSuppressed
 from torchdata._redacting import shown
 
 _CHUNK = 1 << 20
@@ -33,10 +34,9 @@ def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[st
         replace: whether an existing file is replaced; otherwise, it stays unchanged.
     """
     path = os.path.realpath(path)
-    try:
-        existing: os.stat_result | None = os.stat(path)
-    except OSError:
-        existing = None
+    existing: os.stat_result | None = None
+    with FailuresSuppressed(OSError):
+        existing = os.stat(path)
     if existing is not None and not stat.S_ISREG(existing.st_mode):
         yield path
         return

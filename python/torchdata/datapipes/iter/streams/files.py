@@ -14,7 +14,7 @@ from torchdata.datapipes._pipe.checks import check_optional_int, explaining
 from torchdata.datapipes._pipe.declared_length import DeclaredLength
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
@@ -68,9 +68,9 @@ class FileLister(DeclaredLength, IterDataPipe[str]):
         >>> paths = FileLister("images", masks=["*.png", "*.jpg"], recursive=True)
     """
 
-    _pending: list[str] = state(list)  # directories to list, the next directory last
+    _pending: list[str] = checked_state(([str],), list)  # directories to list, the next directory last
     #: The directory that is being listed. `_names_seen` is the number of processed names in the directory.
-    _directory: str | None = state()
+    _directory: str | None = checked_state((str, None))
     _names_seen: int = state(0)
     #: The first subdirectory that `recursive=False` skipped, for the warning that no file was found. `_unwanted` is the
     #: first file that matches no mask.

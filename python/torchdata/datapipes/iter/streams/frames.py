@@ -14,7 +14,7 @@ from torchdata.datapipes._pipe.arrow_tables import is_of_arrow, tables_of
 from torchdata.datapipes._pipe.checks import check_optional_int, check_size, check_source, length_of
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names, check_device
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, can_seek, source_pipe
 from torchdata.datapipes.utils._streams import FileRecipe, StreamWrapper, detached
@@ -146,6 +146,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     #: A state contains the number of a row, not of a frame, so a resumed run may use another `dataframe_size`.
     tuning: ClassVar[frozenset[str]] = frozenset({"dataframe_size"})
 
+    _point: Any = checked_state(((int, int), None))
     #: The position after the last yielded item: the number of a row group, and of a row in this group.
     _next: tuple[int, int] = state((0, 0), saved=False)
 

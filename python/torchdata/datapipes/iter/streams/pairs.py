@@ -15,7 +15,7 @@ from torchdata._redacting import shown
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_source
 from torchdata.datapipes._pipe.graph.traversal import sources_of
-from torchdata.datapipes._pipe.state.declared import DeclaredState, state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.datapipe import IterDataPipe, T_co
 from torchdata.datapipes.utils._streams import detached
 
@@ -50,19 +50,13 @@ def can_seek(stream: Any) -> bool:
     return bool(stream.seekable()) if hasattr(stream, "seekable") else hasattr(stream, "seek")
 
 
-class _Pair(DeclaredState):
-    def check(self, value: Any) -> None:
-        if value is not None and not (type(value) is tuple and len(value) == 2 and isinstance(value[0], str)):
-            raise TypeError("it contains no pair of path and stream")
-
-
 class HoldsStream(IterDataPipe[T_co]):
     """Reads streams. Subclasses define `_source` and `_read`. If an offset alone does not describe the position in a
     stream, a subclass also defines `_bookmark`."""
 
-    _pair: Any = _Pair()
+    _pair: Any = checked_state(((str, object), None))
     #: The position where `_read` begins to read the current stream.
-    _point: Any = state()
+    _point: Any = checked_state((None,))
     #: Whether an iterator is reading the stream of `_pair`. While an iterator reads the stream, `_point` is outdated.
     _reading: bool = state(False, saved=False)
 

@@ -18,7 +18,7 @@ from torchdata._redacting import shown
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, position_of, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper, detached
@@ -78,8 +78,14 @@ def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
         yield rest
 
 
+#: The forms of saved positions in a stream.
+_SKIPPED = {"skip": int}
+_DECODED, _NAMES = _SKIPPED | {"decoded": int}, {"fieldnames": list | tuple | None}
+
+
 class _Text(HoldsStream[Any]):
     source_datapipe: Any
+    _point: Any = checked_state((_SKIPPED, _DECODED, None))
 
     #: The position of the stream when the pipe received it.
     _start: int | None = state(saved=False)
@@ -338,6 +344,8 @@ class CSVDictParser(_CSV):
         >>> list(IterableWrapper([("a.csv", io.StringIO("key,item\\na,1"))]).parse_csv_as_dict())
         [{'key': 'a', 'item': '1'}]
     """
+
+    _point: Any = checked_state(({**_SKIPPED, **_NAMES}, {**_DECODED, **_NAMES}, None))
 
     def _make_reader(self, lines: Iterator[Any], point: dict[str, Any] | None) -> Any:
         fieldnames = {} if point is None else {"fieldnames": point["fieldnames"]}

@@ -18,7 +18,7 @@ from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.declared_length import DeclaredLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, position_of, source_pipe
 from torchdata.datapipes.utils._streams import detached
 
@@ -77,6 +77,7 @@ class TFRecordLoader(DeclaredLength, HoldsStream[dict[str, Any]]):
     """
 
     datapipe: Any
+    _point: Any = checked_state(({"offset": int, "record": int, "unread": bytes}, None))
     _open: tuple[Any, _native.TFRecordReader] | None = state(saved=False)
     _has_offset: bool = state(False, saved=False)
 

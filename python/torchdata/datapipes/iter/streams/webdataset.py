@@ -12,7 +12,7 @@ from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_source, on_failure
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import path_and_stream
@@ -60,7 +60,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     #: A list that contains the incomplete sample. Each iteration has its own list, so that `_detach_buffered` can
     #: detect that a newer iteration has begun.
-    _gathering: list[dict[str, Any]] = state(list, items=True)
+    _gathering: list[dict[str, Any]] = checked_state(([dict],), list, items=True)
 
     #: Two dicts from a sample's key to its fields: for the recent and for the older samples of this iteration.
     _gathered: tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]] = state(lambda: ({}, {}), saved=False)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from torchdata._handlers import FailuresSuppressed
+from torchdata._handlers import FailuresSuppressed, raise_if_of_handler
 from torchdata._ranks import members_of
 from torchdata._ranks.group import (
     DEFAULT_TIMEOUT,
@@ -443,7 +443,8 @@ class FullSync(_PrefetchBase[T_co]):
         data, used = self._data, self._passed_group or self._group
         try:
             self._part(_SHUTDOWN_WAIT)
-        except TimeoutError:  # the other ranks have not reached this step; the shutdown does not wait for them
+        except TimeoutError as error:  # the other ranks have not reached this step, and the shutdown does not wait
+            raise_if_of_handler(error)
             if used is not None and hasattr(used, "give_up"):
                 used.give_up()
             if data is not None:

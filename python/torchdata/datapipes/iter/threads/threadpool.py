@@ -27,7 +27,7 @@ from torchdata.datapipes._pipe.columns import replacing_columns
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.state.declared import fits, state
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes.datapipe import IterDataPipe, R, T, T_co
 from torchdata.datapipes.iter.threads.pool import Pool
@@ -248,6 +248,10 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         return {"tasks": self._pool.entries(self.patience), "error": self._pool.source_error}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not fits(state_dict, {"tasks": [(str, object)], "error": BaseException | None}) or not fits(
+            [content for kind, content in state_dict["tasks"] if kind not in ("item", "result")], [BaseException]
+        ):
+            raise TypeError("its tasks or its error do not have the form that this pipe saves")
         self._close_pool()
         self._restored = state_dict
 
