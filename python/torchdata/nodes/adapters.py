@@ -92,10 +92,9 @@ class IteratingNode(BaseNode[T]):
             self._stream = StatefulStream(iterable, self._prepare, is_exact=self._is_exact)
         stream = self._stream
         rest = stream.begin() if state is None else stream.resume_at(state)
-        has_state = stream.has_state
-        self._use(rest if has_state else stream.iterator)
-        self._position = stream.state if has_state else None
-        return has_state
+        self._position = stream.state if stream.has_state else None
+        self._use(stream.iterator if self._position is None else rest)
+        return self._position is not None
 
     def _return_to(self, yielded: int) -> None:
         """Resets the node, and rereads the iterable until `yielded` items of the epoch were read.
