@@ -41,7 +41,7 @@ class IteratingNode(BaseNode[T]):
     ITERATOR_KEY = "_iterator"
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset(
-        {"_digest", "_iterator", "_loaded_digest", "_saved", "_started", "_steps", "_stream", "_to_drop"}
+        {"_digest", "_iterator", "_loaded_digest", "_position", "_saved", "_started", "_steps", "_stream", "_to_drop"}
     )
 
     #: The current iterator over the iterable. `_steps` yields the same items, for code that reads them in a loop.
@@ -52,6 +52,8 @@ class IteratingNode(BaseNode[T]):
     _stateful: Stateful | None = None
     _is_exact = False
     _stream: StatefulStream | None = None
+    #: Returns the position of `_stream`; None if neither the iterable nor its iterator has a state.
+    _position: Callable[[], StreamState] | None = None
 
     _num_yielded = 0
     _started = False
@@ -90,8 +92,9 @@ class IteratingNode(BaseNode[T]):
             self._stream = StatefulStream(iterable, self._prepare, is_exact=self._is_exact)
         stream = self._stream
         rest = stream.begin() if state is None else stream.resume_at(state)
-        self._use(rest if stream.has_state else stream.iterator)
-        return stream.has_state
+        self._position = stream.state if stream.has_state else None
+        self._use(stream.iterator if self._position is None else rest)
+        return self._position is not None
 
     def _return_to(self, yielded: int) -> None:
         """Resets the node, and rereads the iterable until `yielded` items of the epoch were read.
@@ -203,14 +206,11 @@ class IteratingNode(BaseNode[T]):
         if type(self._iterator) is _Interrupted:
             self._iterator.read_again()
         state: dict[str, Any] = {self.NUM_YIELDED_KEY: self._num_yielded}
-        if self._stateful is None:
-            digest = self._loaded_digest or self._digest
-            if digest is not None and self._num_yielded:
-                state[self.DIGEST_KEY] = list(digest.as_tuple())
-        stream = self._stream
-        if stream is None or not stream.has_state:
+        if self._digest is not None and self._num_yielded:
+            state[self.DIGEST_KEY] = list((self._loaded_digest or self._digest).as_tuple())
+        if self._position is None:
             return state
-        own, inner, started, ended = stream.state()
+        own, inner, started, ended = self._position()
         if not self._is_exact:
             if started != (self._num_yielded > 0):
                 state[self.STARTED_KEY] = started
@@ -220,6 +220,8 @@ class IteratingNode(BaseNode[T]):
             state[self.ITERATOR_KEY] = inner
         if self._stateful is not None:
             state[self.STATE_KEY] = own
+        if isinstance(self._stateful, PipePosition):
+            self._saved = state
         return state
 
     def __len__(self) -> int:
@@ -315,12 +317,6 @@ class IterableWrapper(IteratingNode[T]):
             if self._num_yielded:
                 in_fixed_order(self.iterable)
         super().reset(initial_state)
-
-    def get_state(self) -> dict[str, Any]:
-        state = super().get_state()
-        if isinstance(self._stateful, PipePosition):
-            self._saved = state
-        return state
 
     def _repeats(self) -> bool:
         return not isinstance(self._stateful, PipePosition) or self._stateful.is_repeatable()

@@ -6,6 +6,7 @@ One thread at a time reads a node. After a reset of a node, only this node may r
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -253,8 +254,12 @@ def is_repeatable(node: BaseNode[Any]) -> bool:
 def sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
     """Returns the nodes in a node's attributes, including nodes in lists and dicts."""
     found: dict[int, BaseNode[Any]] = {}
-    # `list` copies the values first, because threads that read ahead may set attributes of the node during this loop.
-    for value in list(vars(node).values()):
+    # On CPython 3.11, a call of `vars` makes later accesses to the node's attributes slower. It is only needed if the
+    # node has a `__dict__` already (or a dict in an attribute).
+    values = gc.get_referents(node)
+    if dict in map(type, values):
+        values = list(vars(node).values())  # a copy, because threads that read ahead may set attributes meanwhile
+    for value in values:
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
         found.update((id(one), one) for one in held if isinstance(one, BaseNode) and one is not node)
     return list(found.values())

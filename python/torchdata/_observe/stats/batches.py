@@ -164,7 +164,7 @@ class BatchRecorder(Recorder):
 
     def _take(self, counting: Counting, processes: Any) -> None:
         self._counting, self._processes, self._pid = counting, processes, os.getpid()
-        self._before = self._epochs
+        self._before, self._since = self._epochs, None
 
     def _begin(self, iterator: Any, row: int) -> None:
         assert self._counting is not None

@@ -67,7 +67,9 @@ class Recorder:
         self._is_wait_reported = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
         self._has_ended = False
         self._began = 0.0
-        self._since: Reading | None = None
+        #: The time, the level of detail and the counters at the beginning of the epoch. They become a `Reading` only
+        #: when it is needed, because importing the module of `Reading` would delay the first item.
+        self._since: tuple[int, bool, list[Any]] | None = None
         self._pid = 0
         #: The loader's number in the thread that monitors calls of `next`, and the `Delivery` that counts the loader's
         #: items.
@@ -84,7 +86,7 @@ class Recorder:
         self._has_ended = False
         processes = service.engine_processes()
         if self._counting is None or self._pid != os.getpid() or processes is not self._processes:
-            self._counting = self._take_board(service)
+            self._counting, self._since = self._take_board(service), None
             self._pid = os.getpid()
         self._processes = processes
         if self._counting is not None:
@@ -114,17 +116,20 @@ class Recorder:
             self._warn_if_slow()
 
     def _note_beginning(self) -> None:
-        if not self._is_wait_reported and self.board is not None:
+        # Reading the counters takes a large part of the time between two epochs, so an epoch that soon follows another
+        # epoch uses the other epoch's reading.
+        is_recent = self._since is not None and time.monotonic() - self._began < LEAST / 100
+        if not self._is_wait_reported and self.board is not None and not is_recent:
             pages = self.board.read()
             self._began = time.monotonic()
-            self._since = _reading_of(time.monotonic_ns(), self.full, pages)
+            self._since = time.monotonic_ns(), self.full, pages
 
     def _warn_if_slow(self) -> None:
         if self._is_wait_reported or self._since is None or time.monotonic() - self._began < LEAST:
             return
         from torchdata._observe.stats.diagnosis import waited_for_long
 
-        recent = replace(self._summary(self._since), epoch=self.stats().epoch)
+        recent = replace(self._summary(_reading_of(*self._since)), epoch=self.stats().epoch)
         words = waited_for_long(recent, self.name, self.wait_warning or 1)
         if words is not None:
             self._is_wait_reported = True

@@ -42,6 +42,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     #: `WorkerOutput` does not save a state, because a loader's state contains the workers' positions separately.
     iteration_state = ()
+    item_attributes = frozenset({"shards", "_lasts_in_workers", "_lasts_dispatched"})
 
     def __init__(
         self,

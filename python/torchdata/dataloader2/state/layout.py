@@ -12,7 +12,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple
 from types import NoneType
 from typing import Any
 
@@ -110,7 +109,7 @@ def _dump_position(position: Position) -> dict[str, Any]:
     if position.seconds is not None:
         plain["seconds"] = position.seconds
     if position.shards is not None:
-        plain["shards"] = [list(astuple(shard)) for shard in position.shards]
+        plain["shards"] = [*map(list, position.shards)]
     if position.own_seeds is not None:
         plain["own_seeds"] = position.own_seeds
     if position.without_held is not None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from torchdata._engine.snapshots import Account, Kept, KeptDispatched
@@ -18,8 +18,7 @@ from torchdata.datapipes._pipe.state.layout import PipeEntry
 SavedRanks = tuple[int, int, bool]
 
 
-@dataclass(frozen=True)
-class Shard:
+class Shard(NamedTuple):
     """One shard of an epoch: a replica of the pipeline with its own worker info, random streams and position.
 
     Args:
@@ -40,7 +39,7 @@ class Shard:
     splits: bool = False
 
     def of_rank(self, rank: int, ranks: int) -> Shard:
-        return replace(self, rank=rank, ranks=ranks, moved=True)
+        return self._replace(rank=rank, ranks=ranks, moved=True)
 
 
 class ShardPosition(NamedTuple):
