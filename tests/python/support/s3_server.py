@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+from needing import needs
 from server_process import server_process
 
 #: Amazon's limit is 1,000 keys per page. With a lower limit, few objects fill many pages of a listing.
@@ -31,6 +32,7 @@ ENVIRONMENT = {
 
 
 def s3_server() -> AbstractContextManager[str]:
+    needs("moto", "the test reads from moto's server")
     return server_process("-W", "ignore", "-c", _SERVER)
 
 
