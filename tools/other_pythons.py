@@ -42,7 +42,7 @@ DEPENDENT = [
 ENTER = """
 root=$1; shift
 mkdir -p "$root$PWD" "$root/etc/ssl/certs"
-cp /etc/resolv.conf "$root/etc/resolv.conf"
+cp /etc/resolv.conf /etc/hosts "$root/etc/"
 cp /etc/ssl/certs/ca-certificates.crt "$root/etc/ssl/certs/"
 mount --bind "$PWD" "$root$PWD" && mount --bind /tmp "$root/tmp" && mount --rbind /dev "$root/dev"
 mount -t proc proc "$root/proc"

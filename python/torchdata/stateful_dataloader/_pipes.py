@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper
+from torch.utils.data.datapipes.datapipe import _IterDataPipeSerializationWrapper, _MapDataPipeSerializationWrapper
 from torch.utils.data.graph_settings import apply_random_seed
 
 from torchdata._handlers import FailuresSuppressed
@@ -21,6 +21,9 @@ from torchdata.datapipes._pipe.state.record import passed, record_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.stateful_dataloader._generators import GLOBAL, put_back_afterwards, whole
+
+#: The classes in which PyTorch's `DataLoader` wraps pipes.
+PIPE_WRAPPERS = _IterDataPipeSerializationWrapper, _MapDataPipeSerializationWrapper
 
 
 def seeded(datapipe: Any, shared_seed: int) -> Any:

@@ -28,7 +28,7 @@ from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._cadence import SnapshotCadence
 from torchdata.stateful_dataloader._fetching import Indexed, IterableFetcher
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, put_back_afterwards, read, set_all
-from torchdata.stateful_dataloader._pipes import PipeSource, source_of
+from torchdata.stateful_dataloader._pipes import PIPE_WRAPPERS, PipeSource, source_of
 from torchdata.stateful_dataloader._position import ReadingPosition
 
 _KEPT_EVERY = 64
@@ -55,6 +55,16 @@ class ReadingSettings:
         if self.is_iterable:
             return (self.batch_size or 1) if self.auto_collation else 1
         return len(index) if self.auto_collation else 1
+
+    def __getstate__(self) -> Any:
+        """Removes PyTorch's wrapper from a pipe, because the wrapper can only pickle functions that can be imported."""
+        wrapper = type(self.dataset) if isinstance(self.dataset, PIPE_WRAPPERS) else None
+        return {**vars(self), "dataset": self.dataset._datapipe if wrapper else self.dataset}, wrapper
+
+    def __setstate__(self, state: Any) -> None:
+        values, wrapper = state
+        vars(self).update(values)
+        self.dataset = wrapper(self.dataset) if wrapper else self.dataset
 
 
 class EpochReader:

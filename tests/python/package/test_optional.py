@@ -72,7 +72,7 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
 ]
 
 #: Libraries that must be imported only when they are needed. `asyncio` is included, because its import is slow.
-LATE = {library for _, library, _, _ in NEEDS}
+LATE = {library for _, library, _, _ in NEEDS} - sys.stdlib_module_names  # `shutil` imports `compression`
 LATE |= {"asyncio", "boto3", "cloudpickle", "huggingface_hub", "numpy", "simplejpeg", "sklearn", "urllib3"}
 
 

@@ -109,7 +109,8 @@ def test_a_worker_sends_its_state_after_each_nth_batch_however_often_the_main_pr
     every: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_cadence, "_COSTLY", 60.0)  # on a busy machine, saving a state may take long
-    loader = StatefulDataLoader(Counted(400), batch_size=4, num_workers=1, snapshot_every_n_steps=every)
+    options: Any = {"num_workers": 1, "multiprocessing_context": "fork"}  # the worker inherits the changed constant
+    loader = StatefulDataLoader(Counted(400), batch_size=4, snapshot_every_n_steps=every, **options)
     last: Any = None
     for batch in loader:
         loader.state_dict()

@@ -233,9 +233,11 @@ def image(number: int, source: random.Random) -> dict[str, Any]:
 def test_a_stream_that_augments_by_unseeded_numbers_resumes_with_a_warning(
     makes: Any, num_workers: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    loader = StatefulDataLoader(PrivatelyNoisy(makes), None, num_workers=num_workers)
+    # A fork server that an earlier test has started would print the warning to that test's standard error.
+    options: Any = {"multiprocessing_context": "fork" if num_workers else None, "num_workers": num_workers}
+    loader = StatefulDataLoader(PrivatelyNoisy(makes), None, **options)
     advanced(loader, 6)
-    loader = loaded(StatefulDataLoader(PrivatelyNoisy(makes), None, num_workers=num_workers), loader.state_dict())
+    loader = loaded(StatefulDataLoader(PrivatelyNoisy(makes), None, **options), loader.state_dict())
     with warnings.catch_warnings():
         warnings.simplefilter("default")  # Workers must print their warnings to standard error.
         warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)

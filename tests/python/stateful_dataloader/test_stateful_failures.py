@@ -178,7 +178,7 @@ def test_an_error_names_the_worker_that_exited_and_the_cause(ends: Any, how: str
 
     loader = loader_of(does)
     if iterable:
-        loader = StatefulDataLoader(FailingStream(does), num_workers=1, batch_size=2)
+        loader = StatefulDataLoader(FailingStream(does), 2, num_workers=1, multiprocessing_context="fork")
     iterator = iter(loader)
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
     has_come.set()

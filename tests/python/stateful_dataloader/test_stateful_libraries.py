@@ -87,14 +87,15 @@ def test_a_library_s_trainer_resumes_in_a_new_process_as_if_it_had_not_been_stop
     assert after["weights"] == whole(workers)["weights"]
 
 
+def rows(shards: list[int]) -> Iterator[dict[str, int]]:
+    for shard in shards:
+        for number in range(10):
+            yield {"n": 10 * shard + number}
+
+
 @pytest.mark.parametrize(("workers", "taken"), [(0, 3), (2, 3)])
 def test_an_iterable_dataset_of_huggingface_saves_its_own_position(workers: int, taken: int) -> None:
     datasets = pytest.importorskip("datasets", reason="datasets is not installed")
-
-    def rows(shards: list[int]) -> Iterator[dict[str, int]]:
-        for shard in shards:
-            for number in range(10):
-                yield {"n": 10 * shard + number}
 
     def loader() -> Any:
         dataset = datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": [0, 1, 2, 3]})

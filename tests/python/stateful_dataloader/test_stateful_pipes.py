@@ -2,8 +2,10 @@
 
 import io
 import pickle
+import sys
 from collections.abc import Callable
 from itertools import cycle, islice
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -63,9 +65,13 @@ def test_the_rest_of_an_epoch_and_the_next_epoch_are_the_same(name: str, items: 
     assert [item for _ in range(epochs) for item in later] == rest
 
 
-def test_a_position_is_restored_in_workers_that_were_started_by_spawn() -> None:
-    state, rest = state_after(loader_of("unbatched", 1), 0, 5)
-    assert [*loaded(loader_of("unbatched", 1, "spawn"), state)] == rest[: SIZE - 5]
+def test_a_position_is_restored_in_workers_that_were_started_by_spawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers cannot import the function in the pipe, because the program is not in a file, as in a notebook."""
+    monkeypatch.setitem(sys.modules, "__main__", main := ModuleType("__main__"))
+    exec("def same(number):\n    return number", vars(main))
+    monkeypatch.setitem(PIPES, "of a notebook", lambda: PIPES["unbatched"]().map(vars(main)["same"]))
+    state, rest = state_after(loader_of("of a notebook", 1), 0, 5)
+    assert [*loaded(loader_of("of a notebook", 1, "spawn"), state)] == rest[: SIZE - 5]
 
 
 @pytest.mark.parametrize(

@@ -327,9 +327,10 @@ class Large(IterableDataset[Any]):
 
 @pytest.mark.parametrize("after", [0, 2])
 def test_copies_of_a_dataset_share_only_constants_and_memory_that_processes_share(after: int) -> None:
-    batches, states = epoch_of(Large, 3)
+    batches, states = epoch_of(Large, 3, multiprocessing_context="fork")
     dataset = Large()
-    assert list(resumed(states[3], lambda: dataset, after)) == batches[3:]
+    options = {"multiprocessing_context": "fork"} if after else {}
+    assert list(resumed(states[3], lambda: dataset, after, **options)) == batches[3:]
     assert dataset.total.value >= SAMPLES
     assert dataset.array[0] == 0
 
@@ -340,12 +341,13 @@ class WithGenerator(Plain):
 
 
 def test_a_dataset_that_cannot_be_copied_is_refused_by_name() -> None:
-    _, states = epoch_of(WithGenerator, 2)
-    for after in (0, 1):
+    fork = {"multiprocessing_context": "fork"}
+    _, states = epoch_of(WithGenerator, 2, **fork)
+    for after, options in ((0, {}), (1, fork)):
         with pytest.raises(TypeError, match=r"cannot be pickled.*num_workers=2"):
-            iter(resumed(states[1], WithGenerator, after))
+            iter(resumed(states[1], WithGenerator, after, **options))
     # With three workers, no worker runs several shards, so the dataset need not be pickled.
-    assert len(list(resumed(states[1], WithGenerator, 3))) == len(states) - 1
+    assert len(list(resumed(states[1], WithGenerator, 3, **fork))) == len(states) - 1
 
 
 def test_a_state_resumes_under_another_start_method() -> None:

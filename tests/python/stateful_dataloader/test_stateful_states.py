@@ -8,6 +8,7 @@ import operator
 import random
 import resource
 from collections.abc import Iterator
+from multiprocessing import get_context
 from typing import Any
 
 import numpy
@@ -18,13 +19,14 @@ from torch.utils.data import DistributedSampler, get_worker_info
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from random_stateful.datasets import Counting
 from resumed import Positions, TakesOnce, advanced, loaded, saved
-from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
+from torchdata.stateful_dataloader import StatefulDataLoader, _cadence, _pool
 
 
 @pytest.fixture(autouse=True)
 def no_state_is_costly(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes loaders treat every state as cheap to save, because saving may take long on a busy machine."""
     monkeypatch.setattr(_cadence, "_COSTLY", 60.0)
+    monkeypatch.setattr(_pool, "get_context", functools.partial(get_context, "fork"))  # workers inherit the constant
 
 
 class Stream(TakesOnce):

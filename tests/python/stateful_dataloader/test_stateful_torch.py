@@ -263,7 +263,8 @@ def test_out_of_order_a_slow_batch_delays_no_other_worker() -> None:
             has_come.wait(120)
         return index
 
-    iterator = iter(StatefulDataLoader(Mapped(slow, 8), batch_size=None, num_workers=2, in_order=False))
+    options: Any = {"in_order": False, "multiprocessing_context": "fork"}
+    iterator = iter(StatefulDataLoader(Mapped(slow, 8), batch_size=None, num_workers=2, **options))
     found = [next(iterator)]
     has_come.set()
     found.extend(iterator)

@@ -78,7 +78,7 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
     first = next((number for number, code in enumerate(codes) if NEEDS_TORCH.search(code)), None)
     if how := _how(program):
-        path = os.pathsep.join((python_path(), EXAMPLES))
+        path, how = os.pathsep.join((python_path(), EXAMPLES)), [f"-Wignore::{ignored}"] * bool(ignored) + how
         return run_python("-W", "error", *how, script, folder=script.parent, PYTHONPATH=path)
     # If a program calls `collate` before it imports torch, the server must not import torch, so `collate` makes arrays.
     imports_torch = first is not None and not any("collate(" in code for code in codes[:first])

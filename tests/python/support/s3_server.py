@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager
 from typing import Any
 
+from needing import needs
 from server_process import server_process
 
 #: The number of keys per page of a listing, which is 1,000 at Amazon. With 20 keys, tests need fewer objects.
@@ -31,6 +32,7 @@ ENVIRONMENT = {
 
 
 def s3_server() -> AbstractContextManager[str]:
+    needs("moto", "the test reads from moto's server")
     return server_process("-W", "ignore", "-c", _SERVER)
 
 

@@ -211,10 +211,12 @@ class Archive:
 
 
 class MemberFile(io.RawIOBase):
+    _file_obj: Any = io.BytesIO()  # Python also closes an object whose `__init__` has raised an exception
+
     def __init__(self, archive: Any, name: str, file_obj: Any) -> None:
         self._archive: Any = archive
         self._name: str = name
-        self._file_obj: Any = file_obj
+        self._file_obj = file_obj
 
     @property
     def name(self) -> str:
