@@ -106,8 +106,6 @@ class DepartingTensors:
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
         """Returns the location of each tensor, the memory blocks to send, and the address ranges of these blocks."""
-        import numpy
-
         locations: list[Any] = [None] * len(self.locations)
         blocks: list[memoryview] = []
         spans = []
@@ -119,7 +117,7 @@ class DepartingTensors:
             for number in group:
                 (first, _), what, _ = self.locations[number]
                 locations[number] = Location(len(blocks), first - span[0], what)
-            blocks.append(numpy.asarray(_Bytes(span, [self.locations[number][2] for number in group])).data)
+            blocks.append(TensorBytes(span, [self.locations[number][2] for number in group]).array().data)
         return locations, blocks, spans
 
     def _overlapping(self) -> list[tuple[Span, list[int]]]:
@@ -140,13 +138,18 @@ class DepartingTensors:
             self.locations[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
 
 
-class _Bytes:
+class TensorBytes:
     """The memory of one or several tensors, as NumPy reads it."""
 
     def __init__(self, span: Span, owners: list[Any]) -> None:
-        self._owners = owners
+        self.span, self.owners = span, owners
         shape = (span[1] - span[0],)
         self.__array_interface__ = {"version": 3, "data": (span[0], False), "shape": shape, "typestr": "|u1"}
+
+    def array(self) -> Any:
+        import numpy
+
+        return numpy.asarray(self)
 
 
 class Arrived:
@@ -175,7 +178,7 @@ class Arrived:
 
     def _whole(self, block: int) -> Any:
         if block not in self._storages:
-            self._storages[block] = _storage_over(self._blocks[block])
+            self._storages[block] = storage_over(self._blocks[block])
         return self._storages[block]
 
 
@@ -256,7 +259,7 @@ def _sparse_tensor(layout: str, tensors: Any, shape: Any, coalesced: bool | None
     return torch.sparse_compressed_tensor(*tensors, shape, layout=getattr(torch, layout), **options)
 
 
-def _storage_over(buffer: Any) -> Any:
+def storage_over(buffer: Any) -> Any:
     import torch
 
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
@@ -268,23 +271,27 @@ def _part_of(storage: Any, offset: int, size: Any) -> Any:
     if (offset, size) == (0, storage.nbytes()):
         return storage
     part = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, offset, (size,), (1,))
-    return _storage_over(part.numpy())
+    return storage_over(part.numpy())
 
 
 def _is_memory(storage: Any) -> bool:
     return bool(storage.device.type == "cpu" and storage.nbytes() > 0)
 
 
-def _is_plain(tensor: Any) -> bool:
-    """Returns whether the elements in memory are the only state of the tensor. Raises ValueError if the tensor's
-    storage is too small for the elements of the tensor.
-    """
-    torch = sys.modules["torch"]
-    if not (
-        tensor.layout is torch.strided
+def has_only_elements(tensor: Any) -> bool:
+    """Returns whether the elements in memory are the only state of the tensor."""
+    return bool(
+        tensor.layout is sys.modules["torch"].strided
         and _is_leaf_here(tensor)
         and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
-    ):
+    )
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Returns whether the tensor can be sent as its elements in memory. Raises ValueError if the tensor's
+    storage is too small for the elements of the tensor.
+    """
+    if not has_only_elements(tensor):
         return False
     if tensor.numel() > 0:
         start, end = _span_of(tensor)
@@ -352,11 +359,11 @@ def room_of(tensor: Any, start: int) -> Any:
     array = _rooms.get(start)
     if array is None:
         return None
-    holders = sys.getrefcount(array), weakref.getweakrefcount(array)
-    return array if (holders, _holders(tensor)) == _sole_holders() else None
+    references = sys.getrefcount(array), weakref.getweakrefcount(array)
+    return array if (references, holders(tensor)) == sole_holders() else None
 
 
-def _holders(tensor: Any) -> tuple[int, ...]:
+def holders(tensor: Any) -> tuple[int, ...]:
     storage = tensor.untyped_storage()
     return (
         tensor._use_count(),
@@ -368,12 +375,12 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 
 @functools.cache
-def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
+def sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     """Returns the reference counts that a tensor and its array have if no other object can access their memory. The
-    reference counts depend on the versions of torch and Python, so `_sole_holders` measures the counts on new objects.
+    reference counts depend on the versions of torch and Python, so `sole_holders` measures the counts on new objects.
     """
     import torch
 
     held = object()
     by_variable_and_call = sys.getrefcount(held)
-    return (1 + by_variable_and_call, 1), _holders(torch.empty(1, device="cpu"))
+    return (1 + by_variable_and_call, 1), holders(torch.empty(1, device="cpu"))

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from torchdata._engine import snapshots
 from torchdata._engine.items.codec import SharedMemoryHeld, dumps_by, refers_to_tensors
+from torchdata._engine.items.moving import move_tensors
 from torchdata._engine.processes.crossing import Handle, SharedPickle, main_without_file, warn_of_lacks
 from torchdata._engine.processes.positions import SharedPositions
 from torchdata._engine.processes.process import wait_for_any
@@ -280,6 +281,7 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
         return program
     try:
         pickled, buffers = pickled_program(program, copies_shared=False)
+        move_tensors(buffers)
         return SharedPickle(pickled, buffers, ["torch"] if refers_to_tensors(pickled) else [])
     except SharedMemoryHeld:
         program.modules = ["torch"]
