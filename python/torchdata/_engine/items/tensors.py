@@ -106,6 +106,8 @@ class DepartingTensors:
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
         """Returns the location of each tensor, the memory blocks to send, and the address ranges of these blocks."""
+        import numpy
+
         locations: list[Any] = [None] * len(self.locations)
         blocks: list[memoryview] = []
         spans = []
@@ -117,7 +119,7 @@ class DepartingTensors:
             for number in group:
                 (first, _), what, _ = self.locations[number]
                 locations[number] = Location(len(blocks), first - span[0], what)
-            blocks.append(TensorBytes(span, [self.locations[number][2] for number in group]).array().data)
+            blocks.append(numpy.asarray(TensorBytes(span, [self.locations[number][2] for number in group])).data)
         return locations, blocks, spans
 
     def _overlapping(self) -> list[tuple[Span, list[int]]]:
@@ -145,11 +147,6 @@ class TensorBytes:
         self.span, self.owners = span, owners
         shape = (span[1] - span[0],)
         self.__array_interface__ = {"version": 3, "data": (span[0], False), "shape": shape, "typestr": "|u1"}
-
-    def array(self) -> Any:
-        import numpy
-
-        return numpy.asarray(self)
 
 
 class Arrived:
@@ -278,20 +275,16 @@ def _is_memory(storage: Any) -> bool:
     return bool(storage.device.type == "cpu" and storage.nbytes() > 0)
 
 
-def has_only_elements(tensor: Any) -> bool:
-    """Returns whether the elements in memory are the only state of the tensor."""
-    return bool(
-        tensor.layout is sys.modules["torch"].strided
-        and _is_leaf_here(tensor)
-        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
-    )
-
-
 def _is_plain(tensor: Any) -> bool:
-    """Returns whether the tensor can be sent as its elements in memory. Raises ValueError if the tensor's
+    """Returns whether the elements in memory are the only state of the tensor. Raises ValueError if the tensor's
     storage is too small for the elements of the tensor.
     """
-    if not has_only_elements(tensor):
+    torch = sys.modules["torch"]
+    if not (
+        tensor.layout is torch.strided
+        and _is_leaf_here(tensor)
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
+    ):
         return False
     if tensor.numel() > 0:
         start, end = _span_of(tensor)

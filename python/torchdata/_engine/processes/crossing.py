@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import process, reduction
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, bytes_in_place, is_portable, system_lacks
 
@@ -90,6 +90,9 @@ class _Call:
 
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
+#: A buffer of a pickle. A tuple (shared, start, end) is a part of the memory of another `SharedPickle`.
+Buffer: TypeAlias = "bytes | memoryview | tuple[SharedPickle, int, int]"
+
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
 #: The alignment in bytes of each buffer in a `SharedPickle`; the header of a `bytes` object fits into this size.
 _ALIGNMENT = 64
@@ -145,20 +148,18 @@ class SharedPickle:
     share the buffer in a child.
 
     Args:
-        buffers: the separate buffers of the pickle, as `bytes` for a `bytes` object, and as memoryviews for any other
-            object; a `Part` for a buffer that another `SharedPickle` contains.
+        buffers: the separate buffers of the pickle, as `bytes` for a `bytes` object, and as memoryviews or parts of
+            another `SharedPickle` for any other object.
         modules: the names of large modules that unpickling imports; empty in a child.
     """
 
     modules: Sequence[str] = ()
 
-    def __init__(
-        self, pickled: bytes, buffers: Sequence[bytes | memoryview | Part] = (), modules: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, pickled: bytes, buffers: Sequence[Buffer] = (), modules: Sequence[str] = ()) -> None:
         self.modules = modules
-        #: The location of the pickle and of each buffer: (number of the file, start, end, whether it is `bytes`).
+        #: For the pickle and for each buffer: (number of the mapping, start, end, whether the buffer is `bytes`).
         self.spans: list[tuple[int, int, int, bool]] = []
-        self._others = list(dict.fromkeys(part.shared for part in buffers if isinstance(part, Part)))
+        self._others = list(dict.fromkeys(part[0] for part in buffers if isinstance(part, tuple)))
         is_sealed = not is_portable() and hasattr(os, "memfd_create")
         if is_sealed:
             flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
@@ -172,8 +173,8 @@ class SharedPickle:
             spans = self.spans
             written: dict[tuple[int, int], tuple[int, int, int, bool]] = {}
             for part in (memoryview(pickled), *buffers):
-                if isinstance(part, Part):
-                    spans.append((1 + self._others.index(part.shared), part.start, part.end, False))
+                if isinstance(part, tuple):
+                    spans.append((1 + self._others.index(part[0]), *part[1:], False))
                     continue
                 is_bytes = isinstance(part, bytes)
                 memory = None if isinstance(part, bytes) or not spans else _immutable_memory(part)
@@ -195,12 +196,11 @@ class SharedPickle:
     def load(self, loads: Callable[[bytes | memoryview, list[Any]], Any], is_permanent: bool = False) -> Any:
         """Unpickles the object. If `is_permanent` is True, `bytes` objects use the shared memory without a copy, and
         this process never unmaps the memory."""
-        wholes = [one.map() for one in (self, *self._others)]
-        whole = wholes[0]
+        whole, *others = (one.map() for one in (self, *self._others))
         (length,) = _LENGTH.unpack(whole[-_LENGTH.size :])
         spans = pickle.loads(whole[-_LENGTH.size - length : -_LENGTH.size])
         pickled, *buffers = (
-            _bytes_at(whole, start, end, is_permanent) if is_bytes else wholes[file][start:end]
+            _bytes_at(whole, start, end, is_permanent) if is_bytes else (whole, *others)[file][start:end]
             for file, start, end, is_bytes in spans
         )
         try:
@@ -215,7 +215,7 @@ class SharedPickle:
             raise
 
     def map(self) -> memoryview:
-        """Maps the shared memory privately."""
+        """Maps the shared memory, so that no other process sees writes to the mapping."""
         return memoryview(mmap.mmap(self._owned.fileno(), 0, access=mmap.ACCESS_COPY))
 
     @classmethod
@@ -232,14 +232,6 @@ class SharedPickle:
 
     def __reduce__(self) -> Any:
         return _adopt, (reduction.DupFd(self._owned.fileno()), self._others)
-
-
-class Part(NamedTuple):
-    """A buffer that is part of another `SharedPickle`."""
-
-    shared: SharedPickle
-    start: int
-    end: int
 
 
 def _bytes_at(whole: memoryview, start: int, end: int, is_permanent: bool) -> bytes:
