@@ -1,6 +1,6 @@
 """The configuration of Sphinx.
 
-`tools/build_site.py` copies this folder, adds generated pages to the copy, and runs Sphinx on the copy.
+`tools/build_site.py` copies the folder `docs/`, adds generated pages to the copy, and runs Sphinx on the copy.
 """
 
 import torchdata

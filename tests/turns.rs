@@ -20,8 +20,8 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, yielded: 0, without: 0 }
     }
 
-    /// Simulates a thread that yields the processor while it waits. If `helps` is a number, the yield with this number,
-    /// counted from 0, ends the wait. Each yield lasts `turn` nanoseconds.
+    /// Simulates a thread that yields the processor while it waits. Yield number `helps`, counted from 0, ends the
+    /// wait. If `helps` is None, no yield ends the wait. Each yield lasts `turn` nanoseconds.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);

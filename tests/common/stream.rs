@@ -72,7 +72,7 @@ pub fn open(config: LinkConfig) -> (Link, Arc<BellBoard>) {
     (Link::create(config).unwrap(), BellBoard::create(2).unwrap())
 }
 
-/// Waits like `wait_among` in `rust/py/src/transport/waiting.rs`, so that benchmarks measure the loader's waits.
+/// Waits as `wait_among` in `rust/py/src/transport/waiting.rs` does, so that benchmarks measure the loader's waits.
 fn wait(bell: &BellRef, mut ready: impl FnMut() -> bool) {
     static TURNS: Turns = Turns::new();
     if (0..40).any(|_| (ready(), std::hint::spin_loop()).0) {

@@ -43,7 +43,7 @@ impl Setting {
             Doing::Pumping => after.pump(self, index),
             Doing::InGraph => after.run_graph(self, index),
         };
-        // Steps that affect only this child are executed immediately, so that fewer interleavings are explored.
+        // Steps that affect only one child are executed immediately, so that fewer interleavings are explored.
         while after.is_by_itself(self, index) {
             after.run_graph(self, index);
         }

@@ -88,7 +88,7 @@ pub struct Child {
     pub read: u8,
     /// The number of completed iterations.
     pub pass: u32,
-    /// The number of the last source item, and how many outputs of this item the child must still compute.
+    /// The index of the source item that was read last, and the number of its outputs that are not computed yet.
     pub made: (u8, u8),
     pub exhausted: bool,
     pub failed: bool,

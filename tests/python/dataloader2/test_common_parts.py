@@ -385,7 +385,7 @@ class PositionCounter(EpochCounter):
 
 
 def is_kept_in_second_epoch(item: Any) -> bool:
-    """Rejects many items of one shard in the second epoch. The remaining shards must wait for this shard."""
+    """Rejects many items of one shard in the second epoch, so that all other shards must wait for this shard."""
     return item[1] != 2 or item[2] % 4 != 1 or item[2] > 30
 
 

@@ -168,8 +168,8 @@ from datetime import timedelta
 def ip(*command, of=()):
     subprocess.run([*of, "ip", *command], check=True)
 
-# Ranks 0 and 2 run on one machine, and rank 1 on a second machine, which a network namespace simulates. A virtual
-# network link connects both. Each end of the link has addresses for the job's store (10.78) and the data (10.77).
+# Ranks 0 and 2 run on one machine, and rank 1 on a second machine, which a network namespace simulates. A virtual link
+# connects the two machines. Each end of the link has addresses for the job's store (10.78) and the data (10.77).
 ip("link", "set", "lo", "up")
 machine = subprocess.Popen(["unshare", "--net", "sleep", "1000"])
 there = ["nsenter", "--net", "--target", str(machine.pid)]

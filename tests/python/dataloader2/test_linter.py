@@ -1,4 +1,4 @@
-"""The linter reports faults in graphs, and accepts valid graphs. The multi-process service warns of the faults."""
+"""The linter accepts valid graphs, and reports faults, which `MultiProcessingReadingService` shows as warnings."""
 
 import itertools
 import random

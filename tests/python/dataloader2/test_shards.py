@@ -387,7 +387,7 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
 def test_a_thread_that_reads_ahead_takes_no_item_while_shards_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     position = WorkerOutput.position
 
-    # The sleep gives the thread time to take an item if it is not paused.
+    # The sleep gives the read-ahead thread time to take an item, so the test fails if the thread is not paused.
     monkeypatch.setattr(WorkerOutput, "position", lambda *arguments: time.sleep(0.1) or position(*arguments))
     begun = of_split_ranks(2, 0, 3)
     rest = in_steps(of_split_ranks(3, 0, None, states_of(begun)))

@@ -68,7 +68,7 @@ def rest_out_of_order(state: Any) -> list[Any]:
 
 @pytest.mark.parametrize("steps", [[(5, 1)], [(5, 5)], [(5, 2), (4, 1)]])
 def test_earlier_states_without_workers_resume_in_any_order(steps: list[tuple[int, int]]) -> None:
-    """Each step (`count`, `ago`) reads `count` items, and then saves the state from `ago` items earlier."""
+    """In each step, the test reads `count` items, and saves the loader's state from before the last `ago` items."""
     got, state = first(2, 7)
     for count, ago in steps:
         more, state = first(0, count, state, ago)

@@ -1,4 +1,4 @@
-"""Workers seed torch and all devices like `torch.manual_seed`, in at most the time that this function takes."""
+"""Workers seed torch and all devices as `torch.manual_seed` does, and take no longer than `torch.manual_seed`."""
 
 import random
 import sys

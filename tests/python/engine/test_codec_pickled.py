@@ -62,7 +62,7 @@ class Ours:
         self.value = value
 
 
-# A pickling function stays registered until the process exits, so each test registers one for another class.
+# A pickling function stays registered until the process exits, so each test registers a function for its own class.
 class Registered(Ours):
     pass
 

@@ -155,7 +155,7 @@ class Comparison:
 
     @staticmethod
     def has_identity(value):
-        """Returns whether two references to `value` must still refer to one object after it was sent."""
+        """Returns whether two references to `value` must still refer to one object after `value` was sent."""
         if isinstance(value, (str, bytes)):
             return len(value) >= LONG_STRING
         if isinstance(value, tuple):

@@ -48,7 +48,7 @@ class Kills:
 
 @pytest.mark.parametrize(("method", "number"), with_methods(signal.SIGSEGV, signal.SIGKILL))
 def test_a_killed_worker_is_reported_after_the_items_that_it_had_sent(method, number, tmp_path):
-    # The worker that will kill itself waits for this file, which appears when the second worker has started.
+    # The worker that will kill itself waits for the file `up`, which appears when the second worker has started.
     others_are_up = tmp_path / "up"
     datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, number, others_are_up))
     received = []

@@ -5,7 +5,7 @@ import pytest
 from programs import run
 
 #: Each attempt runs in a forked process, because a process receives its first array only once. A worker sends SIGINT
-#: to the main process just before the array, so that the signal handler raises while the array is received.
+#: to the main process just before it sends the array, so the signal handler raises while the array is received.
 TRIES = """
 import os, signal, sys, time
 if {loaded}:

@@ -110,7 +110,7 @@ def test_arrays_that_are_deleted_one_by_one_do_not_wake_the_worker():
             while arrays:
                 arrays.pop()
                 time.sleep(0.0002)
-            # A waiting worker wakes up ten times a second to check for the main process. These wake-ups are subtracted.
+            # A waiting worker wakes up ten times a second to check for commands. These wake-ups are subtracted.
             counts.append(switches(pid) - before - 10 * (time.monotonic() - began))
         assert sorted(counts)[2] < 40, counts
 

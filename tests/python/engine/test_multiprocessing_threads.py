@@ -4,8 +4,8 @@ import pytest
 
 from programs import run
 
-#: Each attempt runs in a forked process, because a process creates the helper objects of loaders only once. In this
-#: forked process, several threads create loaders while another thread sends items.
+#: Each attempt runs in a forked process, because a process creates the helper objects of loaders only once. In the
+#: forked process of an attempt, several threads create loaders while another thread sends items.
 ROUNDS = """
 import sys, threading, time, traceback
 import torchdata.datapipes.iter, torchdata.dataloader2

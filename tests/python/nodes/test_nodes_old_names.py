@@ -1,4 +1,4 @@
-"""Names of torchdata 0.11 that public programs import or override still exist, and behave as before."""
+"""Names of torchdata 0.11 that public programs import or override exist, and behave as in torchdata 0.11."""
 
 import pickle
 import sys

@@ -1,4 +1,4 @@
-"""Each process of `ParallelMapper(method="process")` draws different random numbers, like torch's workers."""
+"""Each process of `ParallelMapper(method="process")` draws different random numbers, as torch's workers do."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""The demo runs without errors in a separate process, like a user's program."""
+"""The demo runs without errors in a separate process, as a user's program does."""
 
 import importlib.util
 import os

@@ -1,4 +1,4 @@
-"""Tests with a few random programs that StatefulDataLoader resumes exactly; `python -m drivers stateful` tests many."""
+"""StatefulDataLoader resumes a few random programs exactly. `python -m drivers stateful` tests many more programs."""
 
 from collections.abc import Iterator
 

@@ -204,7 +204,7 @@ def test_the_stack_of_a_hanging_worker_thread_is_shown(program):
     for _ in range(3):  # Repeated requests must have no side effects.
         stacks = {head.partition(" (")[0]: stack for head, stack in attached.stacks()}
         main, *threads = stacks["worker process 1"].split("\nThread ")
-        # While the thread hangs, the worker either waits for an item, or for the thread to pause for a snapshot.
+        # While the prefetching thread hangs, the worker waits for an item, or for the thread to pause for a snapshot.
         assert "epoch_runner.py" in main or "in snapshot" in main, main
         (thread,) = threads
         assert thread.startswith("torchdata-prefetch, stack (most recent call first):")

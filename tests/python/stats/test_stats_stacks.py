@@ -116,7 +116,7 @@ class Refusing(MultiProcessingReadingService):
 
 
 def test_workers_that_never_begin_an_epoch_leave_no_memory():
-    """Counts shared memories directly, because the fixture `nothing_is_left` tolerates a few open descriptors."""
+    """Counts memfds for stacks directly, because the fixture `nothing_is_left` tolerates a few open descriptors."""
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
     service.initialize(pipe)

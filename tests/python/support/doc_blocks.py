@@ -1,4 +1,4 @@
-"""Extracts the code blocks of a Markdown page, and runs them like a reader who follows the page from its top.
+"""Extracts the code blocks of a Markdown page, and runs them as a reader would who follows the page from its top.
 
 From top to bottom, the Python blocks of a page form one program. The `text` block below a Python block contains the
 output. A Python block without a `text` block must print nothing. A comment above a block changes how the block is run:

@@ -88,8 +88,8 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
 
 
 class AtCall:
-    """Calls `act` when the `number`-th event occurs. An event is the begin of a Python function or the return of a C
-    function. CPython runs signal handlers only at such events, or when a loop repeats."""
+    """Calls `act` at the `number`-th event. An event is the start of a Python function or the return of a C function.
+    CPython runs signal handlers only when a Python function starts, a C function returns, or a loop repeats."""
 
     def __init__(self, number: int) -> None:
         self.left = number

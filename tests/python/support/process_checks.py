@@ -27,7 +27,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
 from waiting import wait_for
 
-#: For tests that find loaders by the names of their shared memory.
+#: Pytest marks for tests that find loaders by the names of their shared memory, which only memfds have.
 FINDS_MEMORY = [
     pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared memory is found by its name in Linux's /proc"),
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),

@@ -82,7 +82,7 @@ class Plan:
 
 
 class Chaos(Exception):
-    """The exception that the user's code of a rank raises on purpose."""
+    """The exception that a rank's user code raises on purpose."""
 
 
 class Diary:
@@ -104,7 +104,7 @@ def hold_store(folder: Path) -> Any:
 
 
 def run_agent(folder: Path) -> None:
-    """Holds torch's key-value store in a process that is not a rank, like torchrun's agent."""
+    """Holds torch's key-value store in a process that is not a rank, as torchrun's agent does."""
     store = hold_store(folder)
     while store is not None:
         signal.pause()

@@ -54,5 +54,5 @@ def value(item: Any) -> float:
 
 
 def is_even_at_first(item: Any) -> bool:
-    """Rejects all later items of some shards. While these shards search for an item, other shards' items are queued."""
+    """Rejects items above 39 in some shards. While a shard searches for an item, other shards' items are queued."""
     return value(item) < 40 or value(item) % 6 > 1

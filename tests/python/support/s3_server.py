@@ -5,7 +5,7 @@ from typing import Any
 
 from server_process import server_process
 
-#: Amazon's limit is 1,000 keys per page. With a lower limit, few objects fill many pages of a listing.
+#: The number of keys per page of a listing, which is 1,000 at Amazon. With 20 keys, tests need fewer objects.
 KEYS_PER_PAGE = 20
 
 _SERVER = f"""

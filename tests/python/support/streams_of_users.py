@@ -114,7 +114,7 @@ class Resumes(TakesOnce):
 
 
 class TakesAgain(TakesOnce):
-    """Starts every epoch at the loaded position, not only the first epoch, like Hugging Face's streams."""
+    """Starts every epoch, not only the first one, at the loaded position, as Hugging Face's streams do."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

@@ -374,7 +374,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a message that is not an item. `WakePolicy` decides when the consumer is woken up.
+    /// Pushes a message that is not an item, and lets `WakePolicy` decide when to wake up the consumer.
     pub fn push_soon(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;

@@ -31,7 +31,8 @@ impl Watch {
         Ok(Self { pid, fd, parent: parent_id() as i32 == pid })
     }
 
-    /// Watches a process on another machine. `fd` becomes readable when the process exits.
+    /// Watches a process through `fd`, for example a connection to another machine, which becomes readable when the
+    /// process exits.
     pub fn by(fd: OwnedFd) -> Result<Self, OpenError> {
         Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }

@@ -13,8 +13,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 const MOST: u32 = 10;
-/// If `turns` is 0, only every `TRY_AGAIN`th wait calls `sched_yield`, up to `TRIED` times, to test whether yielding
-/// helps again.
+/// After yielding has proved useless (`turns` is 0), every `TRY_AGAIN`th wait calls `sched_yield` up to `TRIED` times, to
+/// find out whether yielding has become useful.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
 const NEAR: u64 = 50_000;

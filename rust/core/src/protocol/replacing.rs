@@ -90,8 +90,8 @@ impl Replacing {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Returns whether the main process has all items of a child, so that the child's replacement sends no items and
-    /// only restores the child's state.
+    /// Returns true if the main process has already received all items of a child. The child's replacement then sends
+    /// no items, and only restores the child's state.
     pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
         let repeats = child < self.workers && ended[child];
         self.repeating |= repeats && self.dispatches;

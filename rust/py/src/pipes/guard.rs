@@ -1,8 +1,8 @@
 //! Implements the iterator (guard) that `iter(pipe)` returns. The iterator counts items, and ensures that only the
 //! newest iterator of a pipe is valid.
 //!
-//! Every item of every pipe passes through such an iterator. The iterator's type consists of C slots, because PyO3's
-//! wrapper around `__next__` would take longer than the iterator's own work.
+//! Every item of every pipe passes through a guard. The guard's type consists of C slots, because PyO3's wrapper around
+//! `__next__` would take longer than the guard's own work.
 //!
 //! If a Rust panic left a C slot, the process would abort. `caught` therefore catches the panics of all code in the
 //! slots, except memory accesses and calls of C functions, which cannot panic.

@@ -177,8 +177,8 @@ impl Collector {
     /// Starts an epoch. The main process must call this method before it sends the command that starts the epoch. If
     /// a thread is reading an earlier epoch, this call makes the thread stop.
     ///
-    /// To resume an epoch, pass its position as `starts`, `turn` (the next shard) and `passed` (the number of
-    /// iterations over the dispatched items).
+    /// To resume an epoch, pass its position as `starts`, `turn` (the next shard) and `passed` (how often the epoch has
+    /// iterated over the dispatched items).
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,

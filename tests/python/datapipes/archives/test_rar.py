@@ -30,8 +30,8 @@ TREE = {
 
 a_program = any(map(shutil.which, ("unrar", "unar", "7z", "7zz", "bsdtar")))
 
-#: A substitute for the program unrar. The substitute always prints the same content, because all compressed members in
-#: the test archives have this content.
+#: A substitute for the program unrar. This program always prints the same content, because all compressed members in
+#: the test archives have the content that it prints.
 PLACEHOLDER = f"""#!{sys.executable} -IS
 import sys
 if sys.argv[1] == "p":

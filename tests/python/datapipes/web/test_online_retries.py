@@ -1,4 +1,4 @@
-"""After faults of servers and networks, requests are repeated and bodies are resumed."""
+"""After faults of servers and networks, requests are repeated, and incomplete response bodies are continued."""
 
 import pickle
 import time

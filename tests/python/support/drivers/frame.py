@@ -43,8 +43,8 @@ class Leaves(BaseException):
 class Driver:
     """Runs plans that are drawn from seeds. `plan_of` returns the plan for a seed, or None to stop the driver.
 
-    `check` runs a plan, and returns how many objects were checked. The output calls the checked objects `noun`. A plan
-    may run for at most `limit` seconds."""
+    `check` runs a plan, and returns how many objects were checked. `noun` is the name of the checked objects in the
+    driver's output. A plan may run for at most `limit` seconds."""
 
     plan_of: Callable[[int, argparse.Namespace], Any]
     check: Callable[[Any], int]

@@ -190,7 +190,7 @@ ROWS: list[Row] = [
         random=True,
     ),
     Row("in_batch_shuffle_off", lambda s: InBatchShuffler(s().batch(4)).set_shuffle(False), lambda xs: batched(xs, 4)),
-    # Arguments that make the length of this pipe known are tested in test_bucketing.py.
+    # Arguments that make the length of `bucketbatch` known are tested in test_bucketing.py.
     UnsizedRow(
         "bucketbatch",
         lambda s, size, batch_num, bucket_num, in_batch, sort: s().bucketbatch(

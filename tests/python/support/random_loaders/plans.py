@@ -244,7 +244,7 @@ class LoaderPlan:
     def numbers(self) -> list[int | None]:
         if self.method == "remote":
             return [None]
-        # A loader without workers replays items in a fixed order, so pipes in `main` cannot resume in a free order.
+        # A loader without workers replays items in one order, so `main` cannot resume an epoch with `in_order=False`.
         has_no_workers = self.shard == "filter" and not (self.free and self.main)
         has_no_workers &= self.failure != "exit"  # without workers, the main process itself would exit
         return [None, 1, 2, 3, 4, *([0] if has_no_workers else [])]

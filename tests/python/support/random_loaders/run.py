@@ -1,4 +1,4 @@
-"""Executes a plan: reads a loader, and new loaders that resume from its states, while events such as Ctrl-C happen."""
+"""Executes a plan: loaders are read and resumed from saved states, while events such as Ctrl-C happen."""
 
 import argparse
 import contextlib

@@ -44,7 +44,7 @@ class Counting(BaseNode[int]):
 
 
 class First(BaseNode[Any]):
-    """Limits the number of items like the node `Header`, but also works with torchdata 0.11, which lacks `Header`."""
+    """Limits the number of items as the node `Header` does, but also works in torchdata 0.11, which lacks `Header`."""
 
     def __init__(self, source: BaseNode[Any], count: int) -> None:
         super().__init__()

@@ -123,7 +123,7 @@ class OwnNoiseKept(OwnNoise):
 
 
 class Shared(Slow):
-    """A dataset with a shard of another size for each worker, so that workers end at different times."""
+    """A dataset with shards of different sizes for the workers, so that workers end at different times."""
 
     size: int
     broken: frozenset[int] = frozenset()

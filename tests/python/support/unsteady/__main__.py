@@ -1,7 +1,7 @@
 """Runs a command on a simulated busy machine, by suspending the command's processes at random moments.
 
 A test that relies on one process being faster than another process may pass a thousand times, and fail on another
-machine. This module delays new processes, so that other processes overtake them. The module also stops each process
+machine. This module delays new processes, so that older processes overtake them. The module also suspends each process
 from time to time, for up to 0.4 s.
 
     python -m unsteady python -m pytest -n 2 -m alone
