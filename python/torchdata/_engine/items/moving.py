@@ -14,7 +14,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections import Counter, defaultdict
+from collections import defaultdict
 from typing import Any
 
 import numpy

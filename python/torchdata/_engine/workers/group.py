@@ -280,13 +280,11 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
         return program
     try:
         pickled, buffers = pickled_program(program, copies_shared=False)
-        if (
-            modules := ["torch"] if refers_to_tensors(pickled) else []
-        ):  # if the move fails, the workers get a copy of the tensors
+        if modules := ["torch"] if refers_to_tensors(pickled) else []:
             from torchdata._engine.items.moving import move_tensors
 
             with FailuresSuppressed(), sys.modules["torch"]._C.DisableTorchFunctionSubclass():
-                move_tensors(buffers)
+                move_tensors(buffers)  # if this fails, each tensor is copied
         return SharedPickle(pickled, buffers, modules)
     except SharedMemoryHeld:
         program.modules = ["torch"]
