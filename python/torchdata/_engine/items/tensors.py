@@ -119,7 +119,7 @@ class DepartingTensors:
             for number in group:
                 (first, _), what, _ = self.locations[number]
                 locations[number] = Location(len(blocks), first - span[0], what)
-            blocks.append(numpy.asarray(_Bytes(span, [self.locations[number][2] for number in group])).data)
+            blocks.append(numpy.asarray(TensorBytes(span, [self.locations[number][2] for number in group])).data)
         return locations, blocks, spans
 
     def _overlapping(self) -> list[tuple[Span, list[int]]]:
@@ -140,11 +140,11 @@ class DepartingTensors:
             self.locations[number] = _span_of(tensor), (what[0], what[1], tensor.stride(), what[3]), tensor
 
 
-class _Bytes:
+class TensorBytes:
     """The memory of one or several tensors, as NumPy reads it."""
 
     def __init__(self, span: Span, owners: list[Any]) -> None:
-        self._owners = owners
+        self.span, self.owners = span, owners
         shape = (span[1] - span[0],)
         self.__array_interface__ = {"version": 3, "data": (span[0], False), "shape": shape, "typestr": "|u1"}
 
@@ -175,7 +175,7 @@ class Arrived:
 
     def _whole(self, block: int) -> Any:
         if block not in self._storages:
-            self._storages[block] = _storage_over(self._blocks[block])
+            self._storages[block] = storage_over(self._blocks[block])
         return self._storages[block]
 
 
@@ -256,7 +256,7 @@ def _sparse_tensor(layout: str, tensors: Any, shape: Any, coalesced: bool | None
     return torch.sparse_compressed_tensor(*tensors, shape, layout=getattr(torch, layout), **options)
 
 
-def _storage_over(buffer: Any) -> Any:
+def storage_over(buffer: Any) -> Any:
     import torch
 
     return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
@@ -268,7 +268,7 @@ def _part_of(storage: Any, offset: int, size: Any) -> Any:
     if (offset, size) == (0, storage.nbytes()):
         return storage
     part = torch.empty(0, dtype=torch.uint8, device="cpu").set_(storage, offset, (size,), (1,))
-    return _storage_over(part.numpy())
+    return storage_over(part.numpy())
 
 
 def _is_memory(storage: Any) -> bool:
@@ -354,11 +354,11 @@ def room_of(tensor: Any, start: int) -> Any:
     array = _rooms.get(start)
     if array is None:
         return None
-    holders = sys.getrefcount(array), weakref.getweakrefcount(array)
-    return array if (holders, _holders(tensor)) == _sole_holders() else None
+    references = sys.getrefcount(array), weakref.getweakrefcount(array)
+    return array if (references, holders(tensor)) == sole_holders() else None
 
 
-def _holders(tensor: Any) -> tuple[int, ...]:
+def holders(tensor: Any) -> tuple[int, ...]:
     storage = tensor.untyped_storage()
     return (
         tensor._use_count(),
@@ -370,12 +370,12 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 
 @functools.cache
-def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
+def sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     """Returns the reference counts that a tensor and its array have if no other object can access their memory. The
-    reference counts depend on the versions of torch and Python, so `_sole_holders` measures the counts on new objects.
+    reference counts depend on the versions of torch and Python, so `sole_holders` measures the counts on new objects.
     """
     import torch
 
     held = object()
     by_variable_and_call = sys.getrefcount(held)
-    return (1 + by_variable_and_call, 1), _holders(torch.empty(1, device="cpu"))
+    return (1 + by_variable_and_call, 1), holders(torch.empty(1, device="cpu"))

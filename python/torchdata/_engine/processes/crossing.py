@@ -24,7 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import process, reduction
 from multiprocessing.context import get_spawning_popen, set_spawning_popen
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from torchdata._native import BellBoard, Link, OwnedDescriptor, StatsBoard, bytes_in_place, is_portable, system_lacks
 
@@ -90,6 +90,9 @@ class _Call:
 
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
+#: A buffer of a pickle. A tuple (shared, start, end) is a part of the memory of another `SharedPickle`.
+Buffer: TypeAlias = "bytes | memoryview | tuple[SharedPickle, int, int]"
+
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
 #: The alignment in bytes of each buffer in a `SharedPickle`; the header of a `bytes` object fits into this size.
 _ALIGNMENT = 64
@@ -145,15 +148,18 @@ class SharedPickle:
     table, still share the buffer in a child.
 
     Args:
-        buffers: the separate buffers of the pickle, as `bytes` for a `bytes` object, and as memoryviews for any other
-            object.
+        buffers: the separate buffers of the pickle, as `bytes` for a `bytes` object, and as memoryviews or parts of
+            another `SharedPickle` for any other object.
         modules: the names of large modules that unpickling imports; empty in a child.
     """
 
     modules: Sequence[str] = ()
 
-    def __init__(self, pickled: bytes, buffers: Sequence[bytes | memoryview] = (), modules: Sequence[str] = ()) -> None:
+    def __init__(self, pickled: bytes, buffers: Sequence[Buffer] = (), modules: Sequence[str] = ()) -> None:
         self.modules = modules
+        #: For the pickle and for each buffer: (number of the mapping, start, end, whether the buffer is `bytes`).
+        self.spans: list[tuple[int, int, int, bool]] = []
+        self._others = list(dict.fromkeys(part[0] for part in buffers if isinstance(part, tuple)))
         is_sealed = not is_portable() and hasattr(os, "memfd_create")
         if is_sealed:
             flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
@@ -164,14 +170,17 @@ class SharedPickle:
         # The pickle is written by `write`, because `write` raises an error if memory is lacking, whereas access to
         # mapped memory would cause SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
-            spans: list[tuple[int, int, bool]] = []
-            written: dict[tuple[int, int], tuple[int, int, bool]] = {}
+            spans = self.spans
+            written: dict[tuple[int, int], tuple[int, int, int, bool]] = {}
             for part in (memoryview(pickled), *buffers):
+                if isinstance(part, tuple):
+                    spans.append((1 + self._others.index(part[0]), *part[1:], False))
+                    continue
                 is_bytes = isinstance(part, bytes)
                 memory = None if isinstance(part, bytes) or not spans else _immutable_memory(part)
                 if memory is None or memory not in written:
                     file.write(b"\0" * (is_bytes * _ALIGNMENT + -file.tell() % _ALIGNMENT))
-                    spans.append((file.tell(), file.tell() + len(part), is_bytes))
+                    spans.append((0, file.tell(), file.tell() + len(part), is_bytes))
                     file.write(part)
                     file.write(b"\0" * is_bytes)
                 else:
@@ -187,12 +196,12 @@ class SharedPickle:
     def load(self, loads: Callable[[bytes | memoryview, list[Any]], Any], is_permanent: bool = False) -> Any:
         """Unpickles the object. If `is_permanent` is True, `bytes` objects use the shared memory without a copy, and
         this process never unmaps the memory."""
-        whole = memoryview(mmap.mmap(self._owned.fileno(), 0, access=mmap.ACCESS_COPY))
+        whole, *others = (one.map() for one in (self, *self._others))
         (length,) = _LENGTH.unpack(whole[-_LENGTH.size :])
         spans = pickle.loads(whole[-_LENGTH.size - length : -_LENGTH.size])
         pickled, *buffers = (
-            _bytes_at(whole, start, end, is_permanent) if is_bytes else whole[start:end]
-            for start, end, is_bytes in spans
+            _bytes_at(whole, start, end, is_permanent) if is_bytes else (whole, *others)[file][start:end]
+            for file, start, end, is_bytes in spans
         )
         try:
             return loads(pickled, buffers)
@@ -205,10 +214,14 @@ class SharedPickle:
                 )
             raise
 
+    def map(self) -> memoryview:
+        """Maps the shared memory, so that no other process sees writes to the mapping."""
+        return memoryview(mmap.mmap(self._owned.fileno(), 0, access=mmap.ACCESS_COPY))
+
     @classmethod
-    def adopt(cls, descriptor: int) -> SharedPickle:
+    def adopt(cls, descriptor: int, others: Sequence[SharedPickle] = ()) -> SharedPickle:
         shared = cls.__new__(cls)
-        shared._owned = OwnedDescriptor(descriptor)
+        shared._owned, shared._others = OwnedDescriptor(descriptor), list(others)
         return shared
 
     def fileno(self) -> int:
@@ -218,7 +231,7 @@ class SharedPickle:
         self._owned.close()
 
     def __reduce__(self) -> Any:
-        return _adopt, (reduction.DupFd(self._owned.fileno()),)
+        return _adopt, (reduction.DupFd(self._owned.fileno()), self._others)
 
 
 def _bytes_at(whole: memoryview, start: int, end: int, is_permanent: bool) -> bytes:
@@ -236,8 +249,8 @@ def _immutable_memory(part: memoryview) -> tuple[int, int] | None:
     return numpy.frombuffer(part, numpy.uint8).ctypes.data, part.nbytes
 
 
-def _adopt(duplicate: Any) -> SharedPickle:
-    return SharedPickle.adopt(duplicate.detach())
+def _adopt(duplicate: Any, others: Sequence[SharedPickle]) -> SharedPickle:
+    return SharedPickle.adopt(duplicate.detach(), others)
 
 
 class Parcel:

@@ -29,7 +29,7 @@ from torchdata._engine.workers.hangs import Hangs, Survived
 from torchdata._engine.workers.members import Members
 from torchdata._engine.workers.program import Program
 from torchdata._engine.workers.restart import Restarts
-from torchdata._handlers import is_of_handler, raise_if_of_handler
+from torchdata._handlers import FailuresSuppressed, is_of_handler, raise_if_of_handler
 from torchdata._native import BellBoard, Collector, Link, StatsBoard
 from torchdata._observe.outside.stalls import warn_in_thread
 from torchdata._observe.stats.counting import MAIN_PAGE, PIPES, Counting, Pages
@@ -280,7 +280,12 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
         return program
     try:
         pickled, buffers = pickled_program(program, copies_shared=False)
-        return SharedPickle(pickled, buffers, ["torch"] if refers_to_tensors(pickled) else [])
+        if modules := ["torch"] if refers_to_tensors(pickled) else []:
+            from torchdata._engine.items.moving import move_tensors
+
+            with FailuresSuppressed(), sys.modules["torch"]._C.DisableTorchFunctionSubclass():
+                move_tensors(buffers)  # if this fails, each tensor is copied
+        return SharedPickle(pickled, buffers, modules)
     except SharedMemoryHeld:
         program.modules = ["torch"]
         return program  # torch itself passes tensors in shared memory to each child
