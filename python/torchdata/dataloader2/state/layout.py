@@ -100,7 +100,7 @@ def _dump_position(position: Position) -> dict[str, Any]:
         "generators": position.generators and seal(position.generators),
         "beginning": position.beginning and seal(position.beginning),
         "workers": _dump_workers(position.workers),
-        "shards": position.shards and [list(astuple(shard)) for shard in position.shards],
+        "shards": None if position.shards is None else [list(astuple(shard)) for shard in position.shards],
         "without_held": _dump_workers(position.without_held),
     }
     del plain["lacking"]  # this text is for the process that saves the state
