@@ -16,6 +16,7 @@ from typing import Any
 import numpy
 import pytest
 
+from kept_state import KeptState
 from pressing import interrupts_raise  # noqa: F401 - a fixture
 from process_checks import nothing_is_left  # noqa: F401
 from random_graphs.users import Passing as Through
@@ -342,12 +343,8 @@ class EpochCounter(IterDataPipe[Any]):
             yield item, self.epoch
 
 
-class SavedCounter(EpochCounter):
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch = state["epoch"]
+class SavedCounter(KeptState, EpochCounter):
+    kept = ("epoch",)
 
 
 COUNTING: dict[str, Callable[[], Any]] = {

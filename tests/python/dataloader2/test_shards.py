@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
+from kept_state import KeptState
 from one_rank import Alone
 from process_checks import nothing_is_left  # noqa: F401
 from random_graphs.users import Passing, unpinned
@@ -50,19 +51,14 @@ class Generated(IterDataPipe):
             yield item, self.counts["read"]
 
 
-class Counting(Passing):
+class Counting(KeptState, Passing):
+    kept = ("count",)
     count = 0
 
     def __iter__(self) -> Iterator[Any]:
         for item in self.source:
             self.count += 1
             yield item, self.count
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = state["count"]
 
 
 def drawn(item: Any) -> Any:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from kept_state import KeptState
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from resumed import WORKERS, TakesOnce, Walk, advanced, epochs_of, loaded, plain, saved, with_workers
 from torchdata.nodes import IterableWrapper, Loader, Prefetcher, SamplerWrapper
@@ -90,17 +91,12 @@ class Counting(Walk):
         return super().__next__() + 100 * self.dataset.epoch
 
 
-class CountsAtTheEnd(IterableDataset[int]):
+class CountsAtTheEnd(KeptState, IterableDataset[int]):
+    kept = ("epoch",)
     epoch = 0
 
     def __iter__(self) -> Iterator[int]:
         return Counting(self)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch = state["epoch"]
 
 
 @pytest.mark.parametrize("options", WORKERS[::2], ids=str)

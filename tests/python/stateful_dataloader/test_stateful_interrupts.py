@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from handlers import handling
+from kept_state import KeptState
 from pressing import (
     check_each_call,
     check_states_at_each_call,
@@ -367,7 +368,8 @@ class Permuting:
             yield (index + shift) % 12
 
 
-class WithPosition(Permuting):
+class WithPosition(KeptState, Permuting):
+    kept = ("count",)
     count = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -376,12 +378,6 @@ class WithPosition(Permuting):
             self.tick()
             yield self.count - 1
         self.count = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.count = state["count"]
 
 
 @pytest.mark.parametrize(

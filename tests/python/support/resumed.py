@@ -13,6 +13,8 @@ import numpy
 import torch
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
+from kept_state import KeptState
+
 #: Each pair contains an epoch and the number of batches after which a state is saved (None at the end of the epoch).
 MOMENTS = [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4), (1, None), (2, 1)]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
@@ -102,7 +104,9 @@ class TakesOnce(_HasPosition, IterableDataset[int]):
             yield number
 
 
-class Walk:
+class Walk(KeptState):
+    kept = ("done",)
+
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers, self.done = numbers, 0
 
@@ -114,12 +118,6 @@ class Walk:
             raise StopIteration
         self.done += 1
         return self.numbers[self.done - 1]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"done": self.done}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.done = state["done"]
 
 
 class Shuffled(Sampler[int]):

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from kept_state import KeptState
 from resumed import Walk
 from resuming import Reads
 
@@ -97,7 +98,8 @@ class BeginsAgain(TakesOnce):
         self.position = state_dict["position"]
 
 
-class Resumes(TakesOnce):
+class Resumes(KeptState, TakesOnce):
+    kept = ("position", "epoch")
     epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -105,12 +107,6 @@ class Resumes(TakesOnce):
             self.position += 1
             yield self.item(number, self.epoch)
         self.position, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self) -> Any:
-        return {"position": self.position, "epoch": self.epoch}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.position, self.epoch = state_dict["position"], state_dict["epoch"]
 
 
 class TakesAgain(TakesOnce):
