@@ -378,5 +378,5 @@ def steps_of(iterator: Iterator[Any]) -> Iterator[Any]:
     return iterator if is_built_in else map(next, itertools.repeat(iterator))
 
 
-def raise_error(error: BaseException) -> Any:
+def raise_error(error: BaseException, *_: object) -> Any:
     raise error

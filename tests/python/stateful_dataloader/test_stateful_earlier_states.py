@@ -20,14 +20,13 @@ from torchdata.nodes import IterableWrapper, Loader, Prefetcher, SamplerWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 
-class Resumes(TakesOnce):
+class Resumes(KeptState, TakesOnce):
+    kept = ("position",)
+
     def __iter__(self) -> Iterator[int]:
         while self.position < len(self.share()):
             self.position += 1
             yield self.share()[self.position - 1]
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = state["position"]
 
 
 class Itself(Resumes):
@@ -42,14 +41,9 @@ class Itself(Resumes):
 
 
 class StartsOver(Itself):
-    is_loaded = False
-
     def __iter__(self) -> Iterator[int]:
         self.position, self.is_loaded = self.position if self.is_loaded else 0, False
         return self
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position, self.is_loaded = state["position"], True
 
 
 @pytest.mark.parametrize(("stream", "options"), with_workers([Resumes, Itself, StartsOver, TakesOnce]))

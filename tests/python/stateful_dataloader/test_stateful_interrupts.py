@@ -23,7 +23,7 @@ from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tes
 from random_stateful.datasets import EpochAtEnd, Indexed
 from random_stateful.orders import PythonShuffled
 from random_stateful.running import plain, seed_all
-from resumed import loaded, saved, saved_at
+from resumed import HasPosition, loaded, saved, saved_at
 from torchdata._stateful import copied, is_same
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -221,9 +221,9 @@ class Ticking:
             self.does()
 
 
-class Generated(torch.utils.data.IterableDataset[int]):
+class Generated(HasPosition, torch.utils.data.IterableDataset[int]):
     def __init__(self, tick: Ticking) -> None:
-        self.tick, self.position, self.start = tick, 0, 0
+        self.tick = tick
 
     def __iter__(self) -> Iterator[int]:
         self.position, self.start = self.start, 0
@@ -232,12 +232,6 @@ class Generated(torch.utils.data.IterableDataset[int]):
             self.position += 1
             self.tick()
             yield self.position - 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start = state["position"]
 
 
 class Stateless(Generated):
@@ -249,8 +243,8 @@ class Stateless(Generated):
         return super().__getattribute__(name)
 
 
-class Stepping(Generated):
-    is_loaded = False
+class Stepping(KeptState, Generated):
+    kept = ("position",)
 
     def __iter__(self) -> Iterator[int]:
         self.position, self.is_loaded = self.position if self.is_loaded else 0, False
@@ -263,9 +257,6 @@ class Stepping(Generated):
         self.position += 1
         self.tick()
         return self.position - 1
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position, self.is_loaded = state["position"], True
 
 
 class StepsOf(Stateless):

@@ -77,7 +77,7 @@ def check_resumes(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
         assert epochs_of(later, len(wanted)) == wanted, moment
 
 
-class _HasPosition:
+class HasPosition:
     """A stream with a position. An iteration begins at the loaded position, or at 0 if no state was loaded."""
 
     position = start = 0
@@ -89,7 +89,7 @@ class _HasPosition:
         self.start = state["position"]
 
 
-class TakesOnce(_HasPosition, IterableDataset[int]):
+class TakesOnce(HasPosition, IterableDataset[int]):
     length, pause = 9, 0.0
 
     def share(self) -> list[int]:
@@ -127,7 +127,7 @@ class Shuffled(Sampler[int]):
         return iter(order)
 
 
-class Positions(_HasPosition, Sampler[int]):
+class Positions(HasPosition, Sampler[int]):
     def __init__(self, length: int = 12) -> None:
         self.length = length
 

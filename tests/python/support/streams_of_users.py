@@ -59,10 +59,12 @@ class TakesOnce(Plain):
         self.start = state_dict["position"]
 
 
-class CountsEpochs(TakesOnce):
+class CountsEpochs(KeptState, TakesOnce):
+    kept = ("position", "epoch")
+
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self.epoch, self.is_loaded = 0, False
+        self.epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
         self.begin()
@@ -76,12 +78,6 @@ class CountsEpochs(TakesOnce):
     def numbers(self) -> Sequence[int]:
         return shuffled([1000 * self.epoch + number for number in self.shard()], self.epoch)
 
-    def state_dict(self) -> Any:
-        return {"position": self.position, "epoch": self.epoch}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.position, self.epoch, self.is_loaded = state_dict["position"], state_dict["epoch"], True
-
 
 class CountsAtOnce(CountsEpochs):
     def __iter__(self) -> Iterator[Any]:
@@ -89,13 +85,12 @@ class CountsAtOnce(CountsEpochs):
         return self.rest()
 
 
-class BeginsAgain(TakesOnce):
+class BeginsAgain(KeptState, TakesOnce):
+    kept = ("position",)
+
     def __iter__(self) -> Iterator[Any]:
         yield from self.rest()
         self.position = 0
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.position = state_dict["position"]
 
 
 class Resumes(KeptState, TakesOnce):
@@ -174,6 +169,8 @@ class LiveState(CountsEpochs):
 
 
 class Draws(CountsEpochs):
+    kept = ("position", "before")
+
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.generator = random.Random(1)
@@ -191,12 +188,6 @@ class Draws(CountsEpochs):
     def numbers(self) -> Sequence[int]:
         return self.order
 
-    def state_dict(self) -> Any:
-        return {"position": self.position, "before": self.before}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.position, self.before, self.is_loaded = state_dict["position"], state_dict["before"], True
-
 
 class ItemsOf(Walk):
     def __init__(self, stream: Any) -> None:
@@ -212,10 +203,9 @@ class Walked(Plain):
         return ItemsOf(self)
 
 
-class WalkedInOrder(Walked):
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.epoch, self.is_loaded = 0, False
+class WalkedInOrder(KeptState, Walked):
+    kept = ("epoch",)
+    epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
         self.epoch, self.is_loaded = self.epoch + (not self.is_loaded), False
@@ -223,12 +213,6 @@ class WalkedInOrder(Walked):
 
     def numbers(self) -> Sequence[int]:
         return shuffled(self.shard(), self.epoch)
-
-    def state_dict(self) -> Any:
-        return {"epoch": self.epoch}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.epoch, self.is_loaded = state_dict["epoch"], True
 
 
 class NeedsArguments(TakesOnce):

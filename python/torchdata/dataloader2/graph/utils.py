@@ -48,22 +48,7 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
         >>> traverse_dps(last) == {id(last): (last, {id(source): (source, {})})}
         True
     """
-    return nested(whole(datapipe))
-
-
-def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
-    """Raises TypeError for a value that is neither a pipe nor a graph."""
-    if isinstance(end, Graph):
-        return end
-    if isinstance(end, dict):
-        return Graph(end_of(end))
-    if not is_pipe(end):
-        raise TypeError(f"a graph ends in an IterDataPipe or a MapDataPipe, but got {with_type(end)}")
-    return Graph(end)
-
-
-def nested(graph: Graph) -> DataPipeGraph:
-    """Returns a graph in the form of `traverse_dps`."""
+    graph = whole(datapipe)
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
@@ -89,13 +74,20 @@ def nested(graph: Graph) -> DataPipeGraph:
     return {id(graph.end): (graph.end, sources(graph.end, set())[0])}
 
 
-def end_of(graph: DataPipeGraph) -> DataPipe:
-    if len(graph) != 1:
-        raise ValueError(f"a graph, as traverse_dps returns it, has one last pipe, but got {len(graph)} entries")
-    [member] = graph.values()
-    if type(member) is not tuple or len(member) != 2 or not is_pipe(member[0]):
-        raise TypeError(f"a graph is a dict, as traverse_dps returns it, but got {with_type(graph)}")
-    return member[0]
+def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
+    """Raises TypeError for a value that is neither a pipe nor a graph."""
+    if isinstance(end, Graph):
+        return end
+    if isinstance(end, dict):
+        if len(end) != 1:
+            raise ValueError(f"a graph, as traverse_dps returns it, has one last pipe, but got {len(end)} entries")
+        [member] = end.values()
+        if type(member) is not tuple or len(member) != 2 or not is_pipe(member[0]):
+            raise TypeError(f"a graph is a dict, as traverse_dps returns it, but got {with_type(end)}")
+        return Graph(member[0])
+    if not is_pipe(end):
+        raise TypeError(f"a graph ends in an IterDataPipe or a MapDataPipe, but got {with_type(end)}")
+    return Graph(end)
 
 
 def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
