@@ -339,7 +339,7 @@ class StatefulStream:
                 # This generator's frame is removed from the traceback, because an exception with the frame of a
                 # generator looks as if it had ended the user's generator.
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
-                yield map(_raise, (error,))
+                yield map(raise_error, (error,))
                 continue
             item, first = [first], None
             yield map(item.pop, (0,))
@@ -380,5 +380,5 @@ def steps_of(iterator: Iterator[Any]) -> Iterator[Any]:
     return iterator if is_built_in else map(next, itertools.repeat(iterator))
 
 
-def _raise(error: BaseException) -> Any:
+def raise_error(error: BaseException, *_: object) -> Any:
     raise error

@@ -7,8 +7,7 @@ import os
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from torchdata._handlers import is_of_handler
@@ -63,16 +62,10 @@ class Ending:
             self._run.delivery.source = over
             self._set_over()
             return
-        with self._excluding_others():
+        is_alone = self.changing.acquire(timeout=self.patience)  # other threads may be changing the loader
+        try:
             if not self.is_over:  # another thread may have completed the shutdown
                 self._end(over)
-
-    @contextmanager
-    def _excluding_others(self) -> Iterator[None]:
-        """Waits at most `patience` seconds for other threads that change the loader."""
-        is_alone = self.changing.acquire(timeout=self.patience)
-        try:
-            yield
         finally:
             if is_alone:
                 self.changing.release()

@@ -15,7 +15,6 @@ import os
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torchdata._handlers import is_of_handler
@@ -149,24 +148,17 @@ class EpochRun:
         self.delivery.turn.await_left(self.patience)  # a thread that has read the end may be closing the epoch
 
     def begin(self) -> None:
-        with self._unless_begun():
-            (position, strict), self.resume_at = self.resume_at or (None, True), None
-            if position is not None and position.ended:
-                self._pass_over(position, strict)
-            elif position is not None:
-                self.run(position, strict)
-            else:
-                self.run()
-
-    @contextmanager
-    def _unless_begun(self) -> Iterator[None]:
-        """If an exception interrupts the beginning of an epoch, restores the previous position and seeds, so that the
-        next `iter` begins this epoch."""
+        """Begins an epoch. If an exception interrupts the beginning, restores the previous position and seeds, so that
+        the next `iter` begins this epoch."""
         before, seeds = (self.resume_at, self.saved_positions), self.seeds.moment()
         end, epochs = self.position.end, self.epochs
         was_read = self.delivery.source is not None and self.delivery.begun
         try:
-            yield
+            (position, strict), self.resume_at = self.resume_at or (None, True), None
+            if position is not None and position.ended:
+                self._pass_over(position, strict)
+            else:
+                self.run(position, strict)
         except BaseException:
             self.resume_at, self.saved_positions = before
             self.seeds.return_to(seeds)

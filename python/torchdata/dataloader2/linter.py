@@ -136,6 +136,7 @@ class _Linter:
         self.sources = {id(pipe): graph.sources(pipe) for pipe in self.pipes}
         self.cut = find_lca_round_robin_sharding_dp(graph)
         self.dispatched = set() if self.cut is None else set(map(id, graph.at(self.cut)))
+        self.filters = [pipe for pipe in self.pipes if _divides(pipe) and id(pipe) not in self.dispatched]
         #: The ids of the pipes that run in the main process, because they or their sources must not be replicated.
         self.in_main: set[int] = set()
         for pipe in self.pipes:
@@ -223,9 +224,7 @@ class _Linter:
                 )
 
     def _split_and_sharded(self) -> Iterator[Finding]:
-        for pipe in self.pipes:
-            if not _divides(pipe) or id(pipe) in self.dispatched:
-                continue
+        for pipe in self.filters:
             for source in self._upstream(pipe):
                 if _splits_itself(source):
                     kind = type(source.iterable).__name__
@@ -244,9 +243,7 @@ class _Linter:
                     )
 
     def _own_order(self) -> Iterator[Finding]:
-        for pipe in self.pipes:
-            if not _divides(pipe) or id(pipe) in self.dispatched:
-                continue
+        for pipe in self.filters:
             for source in self._upstream(pipe):
                 iterable = vars(source).get("iterable")
                 if (
@@ -267,8 +264,8 @@ class _Linter:
                     )
 
     def _work_before_sharding(self) -> Iterator[Finding]:
-        for pipe in self.pipes:
-            if not _divides(pipe) or id(pipe) in self.dispatched | self.in_main:
+        for pipe in self.filters:
+            if id(pipe) in self.in_main:
                 continue
             before = [one for one in self._upstream(pipe) if id(one) not in self.dispatched and _calls_users(one)]
             if before:
@@ -282,9 +279,8 @@ class _Linter:
                 )
 
     def _mix_before_sharding(self) -> Iterator[Finding]:
-        for pipe in self.pipes:
-            batched = any(_name(reader) == "Batcher" and self._reads(reader, pipe) for reader in self.pipes)
-            if not _divides(pipe) or id(pipe) in self.dispatched or not batched:
+        for pipe in self.filters:
+            if not any(_name(reader) == "Batcher" and self._reads(reader, pipe) for reader in self.pipes):
                 continue
             mix, period = self._fixed_mix(pipe)
             if mix is not None and gcd(period, self.num_workers) > 1 and vars(pipe).get("_block", 1) % period:

@@ -30,6 +30,7 @@ from torchdata.datapipes._pipe.state.iteration import (
     can_reset,
     entry_at_beginning,
     forget_state,
+    has_finished,
     initial_entry,
     is_restorable,
     is_torchs,
@@ -214,7 +215,7 @@ class _Saving:
             hooks = hooks_of(reader)
             if alone and hooks._resumes_alone() and self._has_begun(reader):
                 used.add(id(reader))
-            if id(reader) not in used or self._has_finished(reader):
+            if id(reader) not in used or has_finished(reader):
                 continue
             in_use = hooks._sources_in_use()
             for source in self.graph.sources(reader) if in_use is None else in_use:
@@ -225,10 +226,6 @@ class _Saving:
     def _has_begun(self, pipe: Any) -> bool:
         record = record_of(pipe)
         return has_begun(pipe) if is_torchs(pipe) else record.stamp > 0 and record.loaded is None
-
-    @staticmethod
-    def _has_finished(pipe: Any) -> bool:
-        return not is_torchs(pipe) and (token_of(pipe).finished or record_of(pipe).ended)
 
     def _is_read_by(self, reader: Any, source: Any) -> bool:
         """Returns whether the running iteration of `reader` reads the running iteration of `source`."""
@@ -255,7 +252,7 @@ class _Saving:
             if id(pipe) in self._in_use
             and not is_restorable(pipe)
             and isinstance(pipe, IterDataPipe)
-            and not self._has_finished(pipe)
+            and not has_finished(pipe)
         ]
         if not replayed:
             return []
@@ -323,8 +320,7 @@ class _Saving:
                     own = own._replace(ahead=list(ahead))
                 elif ahead is not None:
                     entries[id(each)] = entries[id(each)]._replace(ahead=list(ahead))
-        is_over = record_of(pipe).ended or self._has_finished(pipe)
-        entries[id(pipe)] = own._replace(finished=True) if is_over else own
+        entries[id(pipe)] = own._replace(finished=True) if has_finished(pipe) else own
         return entries
 
     def _check_grown(self, pipe: Any, beginning: Beginning) -> None:
@@ -352,12 +348,12 @@ class _Saving:
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or is_stale:
             entry = initial_entry(pipe)
-            if id(pipe) in self._in_use and self._has_finished(pipe):
+            if id(pipe) in self._in_use and has_finished(pipe):
                 entry = entry._replace(restores=True, yielded=token_of(pipe).yielded, finished=True)
             if not record.skipped:
                 return entry
             return entry._replace(skipped=record.skipped)  # the counts are kept even if the iteration has ended
-        finished, state = self._has_finished(pipe), position_of(pipe)
+        finished, state = has_finished(pipe), position_of(pipe)
         seeds = record.seed, record.seeded or None
         return PipeEntry(name_of(pipe), True, token_of(pipe).yielded, finished, state, *seeds, record.skipped or None)
 

@@ -7,17 +7,12 @@ a saved state. `Loader` reads the last node once per epoch. Importing this packa
 
 from __future__ import annotations
 
+from torchdata._optional import optional_import
+
 try:
     import torch  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    from torchdata._optional import how_to_install
-
-    raise ImportError(
-        f"torchdata.nodes needs PyTorch, which is not installed; install it with {how_to_install('torch')}",
-        name="torch",
-    ) from error
+except ModuleNotFoundError:
+    optional_import("torch", extra="torch", needed_by="torchdata.nodes")
 
 from torchdata._version import warn_if_replaced
 from torchdata.nodes.adapters import IterableWrapper, MapStyleWrapper, SamplerWrapper

@@ -3,18 +3,12 @@ package imports PyTorch."""
 
 from __future__ import annotations
 
+from torchdata._optional import optional_import
+
 try:
     import torch  # noqa: F401
-except ModuleNotFoundError as error:
-    if error.name != "torch":
-        raise
-    from torchdata._optional import how_to_install
-
-    raise ImportError(
-        "torchdata.stateful_dataloader needs PyTorch, which is not installed; install it with "
-        f"{how_to_install('torch')}",
-        name="torch",
-    ) from error
+except ModuleNotFoundError:
+    optional_import("torch", extra="torch", needed_by="torchdata.stateful_dataloader")
 
 from torchdata._version import warn_if_replaced
 from torchdata.stateful_dataloader.stateful import Stateful

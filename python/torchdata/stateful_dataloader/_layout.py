@@ -275,10 +275,6 @@ def _optional(saved: dict[str, Any], name: str, least: int = 0) -> int | None:
     return None if value is None else whole(value, name, least, (1 << 63) - 1 if least else MANY)
 
 
-def _ended(position: ReadingPosition) -> ReadingPosition:
-    return position if isinstance(position.since, list) or position.begins else position._replace(ended=True)
-
-
 def _parse_order(order: OrderState, ours: dict[str, Any]) -> OrderState:
     indices, size, epoch = ours.get("indices", []), ours.get("batch_size"), ours.get("epoch")
     if not isinstance(indices, list):

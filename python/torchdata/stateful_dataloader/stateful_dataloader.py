@@ -10,7 +10,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -21,7 +21,7 @@ from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata._handlers import raise_if_of_handler
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchRecorder
-from torchdata._stateful import copied
+from torchdata._stateful import copied, raise_error
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.stateful_dataloader._drawing import Drawing, Moments
 from torchdata.stateful_dataloader._fitting import StateAt, epoch_of, fitted, set_epoch, shards_of, unstarted_at
@@ -45,10 +45,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 class _Indexed(Protocol[T_co]):
     def __getitem__(self, index: Any, /) -> T_co: ...
-
-
-def _raise(error: Exception, _: object) -> NoReturn:
-    raise error
 
 
 class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
@@ -279,7 +275,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             return last.turn.call(last.state_at)
         except Exception as error:  # the dataset may refuse its state now
             raise_if_of_handler(error)
-            return partial(_raise, error)
+            return partial(raise_error, error)
 
     def _get_iterator(self, state: EpochState | None = None) -> Any:
         if self.num_workers == 0:

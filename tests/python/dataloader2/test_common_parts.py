@@ -16,18 +16,13 @@ from typing import Any
 import numpy
 import pytest
 
+from kept_state import KeptState
 from pressing import interrupts_raise  # noqa: F401 - a fixture
 from process_checks import nothing_is_left  # noqa: F401
 from random_graphs.users import Passing as Through
-from rank_threads import ThreadGroup, in_ranks
 from resuming import begun, epochs_of, saved, with_states
 from reused_memory import Reused, is_even_at_first, value
-from torchdata.dataloader2 import (
-    DataLoader2,
-    DistributedReadingService,
-    MultiProcessingReadingService,
-    SequentialReadingService,
-)
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.adapter import ShardingPolicy
 from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.services import common_parts, reused_objects
@@ -263,32 +258,6 @@ def test_different_orders_of_two_workers_are_still_found() -> None:
         list(made)
 
 
-def of_ranks(ranks: int, workers: int, count: int | None, states: Any = None) -> list[Any]:
-    def body(group: ThreadGroup) -> Any:
-        inner: Any = MultiProcessingReadingService(workers)
-        if ranks > 1:
-            inner = SequentialReadingService(DistributedReadingService(60, process_group=group), inner)
-        pipe = numbers(60).filter(is_kept).map(drawn).sharding_filter().map(drawn)
-        with begun(DataLoader2(pipe, ShardingPolicy(splits=12), inner), states) as made:
-            reading = iter(made)
-            got = list(reading) if count is None else [next(reading) for _ in range(count)]
-            return got, saved(made)
-
-    return in_ranks(ranks, body)
-
-
-@pytest.mark.parametrize(("old", "new"), [((2, 2), (3, 1)), ((3, 1), (2, 2)), ((4, 0), (2, 0))])
-def test_states_of_ranks_resume_with_another_number_of_ranks(old: Any, new: Any) -> None:
-    whole = [item for step in zip(*(got for got, _ in of_ranks(2, 1, None)), strict=True) for item in step]
-    count = 12 // old[0]
-    before = of_ranks(*old, count)
-    head = [item for step in zip(*(got for got, _ in before), strict=True) for item in step]
-    after = of_ranks(*new, None, {rank: state for rank, (_, state) in enumerate(before)})
-    rest = [item for step in zip(*(got for got, _ in after), strict=True) for item in step]
-    assert head + rest == whole[: len(head) + len(rest)]
-    assert len(whole) - len(head) - len(rest) < 12
-
-
 @pytest.mark.parametrize("form", ["uneven shards", "filter and shuffle", "bucketbatch", "two filters"])
 @pytest.mark.parametrize("most", [0, 1, 3])
 def test_a_shard_that_lags_runs_its_own_replica(form: str, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,12 +311,8 @@ class EpochCounter(IterDataPipe[Any]):
             yield item, self.epoch
 
 
-class SavedCounter(EpochCounter):
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.epoch = state["epoch"]
+class SavedCounter(KeptState, EpochCounter):
+    kept = ("epoch",)
 
 
 COUNTING: dict[str, Callable[[], Any]] = {

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kept_state import KeptState
 from one_rank import Alone
 from resuming import begun, check_resumes, resumed, stopped
 from torchdata.dataloader2 import (
@@ -30,7 +31,9 @@ class Elsewhere:
         self.graph, self.is_paused = graph, False
 
 
-class FromElsewhere(IterDataPipe[Any]):
+class FromElsewhere(KeptState, IterDataPipe[Any]):
+    kept = ("position",)
+
     def __init__(self, elsewhere: Elsewhere) -> None:
         self.elsewhere = elsewhere
         self.position = 0
@@ -42,12 +45,6 @@ class FromElsewhere(IterDataPipe[Any]):
         for item in islice(self.elsewhere.graph, self.position, None):
             self.position += 1
             yield item
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.position = state_dict["position"]
 
 
 class OwnService(ReadingServiceInterface):

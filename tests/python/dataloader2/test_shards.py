@@ -12,6 +12,7 @@ from typing import Any
 import numpy
 import pytest
 
+from kept_state import KeptState
 from one_rank import Alone
 from process_checks import nothing_is_left  # noqa: F401
 from random_graphs.users import Passing, unpinned
@@ -50,19 +51,14 @@ class Generated(IterDataPipe):
             yield item, self.counts["read"]
 
 
-class Counting(Passing):
+class Counting(KeptState, Passing):
+    kept = ("count",)
     count = 0
 
     def __iter__(self) -> Iterator[Any]:
         for item in self.source:
             self.count += 1
             yield item, self.count
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.count = state["count"]
 
 
 def drawn(item: Any) -> Any:
@@ -239,6 +235,9 @@ RANKED: dict[str, Callable[[], Any]] = {
     "batch": lambda: even().batch(2),
     "shuffle": lambda: even().shuffle(buffer_size=3).map(drawn),
     "a user's pipe": lambda: Generated(even()),
+    "a common part": lambda: (
+        IterableWrapper(range(60)).filter(lambda item: item % 5 > 0).shuffle().map(drawn).sharding_filter()
+    ),
     "batches in main": lambda: even().pin_memory(pin_memory_fn=unpinned).batch(2),
     "counts": lambda: Counting(even()),
     "cache": lambda: even().in_memory_cache(),
@@ -348,39 +347,34 @@ def test_dispatched_items_resume_with_the_same_number_of_workers_until_the_epoch
         assert sorted(following) == list(range(ITEMS))
 
 
-def split(workers: int, state: Any = None) -> DataLoader2[Any]:
-    pipe = even().filter(lambda item: item % 5 > 0).shuffle(buffer_size=3).map(drawn).batch(2)
-    return begun(DataLoader2(pipe, num_workers=workers, splits=6), state)
-
-
-def test_with_splits_epochs_are_the_same_for_any_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DRAWS", "1")
-    whole = epochs_of(split(0))
-    for workers in 1, 4, 8:
-        assert epochs_of(split(workers)) == whole, workers
-    for old, new in [(2, 3), (3, 0), (0, 4)]:
-        head, state = stopped(split(old), 7)
-        rest, following = epochs_of(split(new, state))
-        assert [head + rest, following] == whole, (old, new)
-
-
-def of_split_ranks(ranks: int, workers: int, count: int | None, states: Any = None) -> list[Any]:
-    return of_ranks("shuffle", ranks, workers, count, states, ShardingPolicy(splits=12))
+def of_split_ranks(ranks: int, workers: int, count: int | None, states: Any = None, form: str = "shuffle") -> list[Any]:
+    return of_ranks(form, ranks, workers, count, states, ShardingPolicy(splits=12))
 
 
 def in_steps(by_rank: list[Any]) -> list[Any]:
     return [item for step in zip(*(got for got, _ in by_rank), strict=True) for item in step]
 
 
-@pytest.mark.parametrize(("old", "new"), [((2, 2), (3, 1)), ((4, 0), (2, 0)), ((2, 3), (12, 0))])
-def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new: Any) -> None:
-    whole = in_steps(of_split_ranks(1, 2, None))
-    assert in_steps(of_split_ranks(*new, None)) != whole, "ranks agree on a seed of their own"
-    whole = in_steps(of_split_ranks(2, 1, None))
-    assert in_steps(of_split_ranks(*old, None)) == whole
+@pytest.mark.parametrize(
+    ("form", "old", "new"),
+    [
+        ("shuffle", (2, 2), (3, 1)),
+        ("a common part", (3, 1), (2, 2)),
+        ("a common part", (4, 0), (2, 0)),
+        ("shuffle", (2, 3), (12, 0)),
+    ],
+)
+def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(
+    form: str, old: Any, new: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DRAWS", "1")
+    whole = in_steps(of_split_ranks(1, 2, None, form=form))
+    assert in_steps(of_split_ranks(*new, None, form=form)) != whole, "ranks agree on a seed of their own"
+    whole = in_steps(of_split_ranks(2, 1, None, form=form))
+    assert in_steps(of_split_ranks(*old, None, form=form)) == whole
     count = 12 // old[0]
-    begun = of_split_ranks(*old, count)
-    rest = in_steps(of_split_ranks(*new, None, states_of(begun)))
+    begun = of_split_ranks(*old, count, form=form)
+    rest = in_steps(of_split_ranks(*new, None, states_of(begun), form))
     assert in_steps(begun) + rest == whole
 
 

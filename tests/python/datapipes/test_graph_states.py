@@ -10,6 +10,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from kept_state import KeptState
 from pipes_of_users import FirstFour
 from pipes_table import IGNORES_WARNINGS_OF_PIPES, seed
 from pipes_table.core import Doubling, plus_one
@@ -39,7 +40,9 @@ def seeded_multiplexer(count: int = 4) -> Any:
     return SampleMultiplexer({numbers(count): 1, numbers(count).map(plus_one): 2}, seed=3)
 
 
-class Lines:
+class Lines(KeptState):
+    kept = ("position", "epoch")
+
     def __init__(self) -> None:
         self.position = self.epoch = 0
 
@@ -48,12 +51,6 @@ class Lines:
             self.position += 1
             yield 100 * self.epoch + self.position
         self.position, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self) -> Any:
-        return {"position": self.position, "epoch": self.epoch}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.position, self.epoch = state_dict["position"], state_dict["epoch"]
 
 
 class LinesPipe(Lines, IterDataPipe[int]):

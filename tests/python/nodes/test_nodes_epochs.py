@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import torchdata.nodes as tn
+from kept_state import KeptState
 from node_sources import CRITERIA, Epochs, numbers, same
 from node_streams import RESUMING, STREAMS, Draws, Plan, TakesAgain, TakesOnce, Uncheckpointed, resumes, run
 from resumed import loaded
@@ -147,19 +148,15 @@ def test_a_sampler_receives_the_epoch_before_its_state_is_loaded_or_requested() 
 
 
 def test_an_epoch_updater_resumes_with_its_state() -> None:
-    class Doubling:
+    class Doubling(KeptState):
+        kept = ("step",)
+
         def __init__(self) -> None:
             self.step = 1
 
         def __call__(self, epoch: int) -> int:
             self.step *= 2
             return epoch + self.step
-
-        def state_dict(self) -> dict[str, Any]:
-            return {"step": self.step}
-
-        def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            self.step = state_dict["step"]
 
     def make() -> tn.BaseNode[Any]:
         return tn.SamplerWrapper(Epochs(2), epoch_updater=Doubling())

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torchdata.nodes as tn
+from kept_state import KeptState
 from node_sources import Epochs, at_odds, numbers, outcomes
 from torchdata.datapipes.iter import IterableWrapper as Pipe
 from torchdata.nodes.map import MapOverBatch
@@ -153,7 +154,8 @@ class Generating:
             yield self.cut_off(number)
 
 
-class GeneratingWithState(Generating):
+class GeneratingWithState(KeptState, Generating):
+    kept = ("number",)
     number = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -162,12 +164,6 @@ class GeneratingWithState(Generating):
             self.number += 1
             yield cut_off
         self.number = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"number": self.number}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.number = state["number"]
 
 
 INTERRUPTED: dict[str, Callable[[int], tn.BaseNode[Any]]] = {

@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset
 
+from kept_state import KeptState
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from resumed import WORKERS, TakesOnce, Walk, advanced, epochs_of, loaded, plain, saved, with_workers
 from torchdata.nodes import IterableWrapper, Loader, Prefetcher, SamplerWrapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 
-class Resumes(TakesOnce):
+class Resumes(KeptState, TakesOnce):
+    kept = ("position",)
+
     def __iter__(self) -> Iterator[int]:
         while self.position < len(self.share()):
             self.position += 1
             yield self.share()[self.position - 1]
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position = state["position"]
 
 
 class Itself(Resumes):
@@ -41,14 +41,9 @@ class Itself(Resumes):
 
 
 class StartsOver(Itself):
-    is_loaded = False
-
     def __iter__(self) -> Iterator[int]:
         self.position, self.is_loaded = self.position if self.is_loaded else 0, False
         return self
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position, self.is_loaded = state["position"], True
 
 
 @pytest.mark.parametrize(("stream", "options"), with_workers([Resumes, Itself, StartsOver, TakesOnce]))
@@ -90,17 +85,12 @@ class Counting(Walk):
         return super().__next__() + 100 * self.dataset.epoch
 
 
-class CountsAtTheEnd(IterableDataset[int]):
+class CountsAtTheEnd(KeptState, IterableDataset[int]):
+    kept = ("epoch",)
     epoch = 0
 
     def __iter__(self) -> Iterator[int]:
         return Counting(self)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch = state["epoch"]
 
 
 @pytest.mark.parametrize("options", WORKERS[::2], ids=str)

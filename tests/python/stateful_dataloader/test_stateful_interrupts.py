@@ -11,6 +11,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler
 
 from handlers import handling
+from kept_state import KeptState
 from pressing import (
     check_each_call,
     check_states_at_each_call,
@@ -22,7 +23,7 @@ from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tes
 from random_stateful.datasets import EpochAtEnd, Indexed
 from random_stateful.orders import PythonShuffled
 from random_stateful.running import plain, seed_all
-from resumed import loaded, saved, saved_at
+from resumed import HasPosition, loaded, saved, saved_at
 from torchdata._stateful import copied, is_same
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
@@ -220,9 +221,9 @@ class Ticking:
             self.does()
 
 
-class Generated(torch.utils.data.IterableDataset[int]):
+class Generated(HasPosition, torch.utils.data.IterableDataset[int]):
     def __init__(self, tick: Ticking) -> None:
-        self.tick, self.position, self.start = tick, 0, 0
+        self.tick = tick
 
     def __iter__(self) -> Iterator[int]:
         self.position, self.start = self.start, 0
@@ -231,12 +232,6 @@ class Generated(torch.utils.data.IterableDataset[int]):
             self.position += 1
             self.tick()
             yield self.position - 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.start = state["position"]
 
 
 class Stateless(Generated):
@@ -248,8 +243,8 @@ class Stateless(Generated):
         return super().__getattribute__(name)
 
 
-class Stepping(Generated):
-    is_loaded = False
+class Stepping(KeptState, Generated):
+    kept = ("position",)
 
     def __iter__(self) -> Iterator[int]:
         self.position, self.is_loaded = self.position if self.is_loaded else 0, False
@@ -262,9 +257,6 @@ class Stepping(Generated):
         self.position += 1
         self.tick()
         return self.position - 1
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.position, self.is_loaded = state["position"], True
 
 
 class StepsOf(Stateless):
@@ -367,7 +359,8 @@ class Permuting:
             yield (index + shift) % 12
 
 
-class WithPosition(Permuting):
+class WithPosition(KeptState, Permuting):
+    kept = ("count",)
     count = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -376,12 +369,6 @@ class WithPosition(Permuting):
             self.tick()
             yield self.count - 1
         self.count = 0
-
-    def state_dict(self) -> dict[str, int]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.count = state["count"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from kept_state import KeptState
 from pinning import pin_without_device
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from refusals import refuses
@@ -67,7 +68,8 @@ class Steps(IterableDataset[int]):
         return map(Some().__getitem__, range(first, self.length, step))
 
 
-class Positioned(Steps):
+class Positioned(KeptState, Steps):
+    kept = ("position",)
     position = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -79,12 +81,6 @@ class Positioned(Steps):
             raise StopIteration
         self.position += 1
         return Some()[self.position - 1]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"position": self.position}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.position = state["position"]
 
 
 def loader_of(dataset: Any = None, workers: int = 0, **options: Any) -> Any:

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data.datapipes.iter import IterableWrapper
 
+from kept_state import KeptState
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from resumed import loaded
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -65,7 +66,9 @@ class WithState(IterableDataset[Any]):
         self.draw.setstate(state["draw"])
 
 
-class _Steps:
+class _Steps(KeptState):
+    kept = ("index",)
+
     def __init__(self) -> None:
         self.index, self.step = worker()
 
@@ -77,12 +80,6 @@ class _Steps:
             raise StopIteration
         self.index += self.step
         return [self.index - self.step, *worker(), float(torch.rand(()))]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"index": self.index}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.index = state["index"]
 
 
 class WithIterator(IterableDataset[Any]):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader, IterableDataset
 
+from kept_state import KeptState
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
 from random_stateful.datasets import STREAMS, EpochAtEnd, PlainSteps
 from resumed import MOMENTS, WORKERS, TakesOnce, advanced, check_resumes, epochs_of, loaded, plain, saved, with_workers
@@ -82,18 +83,13 @@ def test_after_the_last_batch_a_stream_without_a_state_ends_and_then_yields_whol
     assert epochs_of(loader, 2) == [whole, whole]
 
 
-class Numbers:
+class Numbers(KeptState):
+    kept = ("batches",)
     batches = 0
 
     def __call__(self, samples: list[int]) -> list[int]:
         self.batches += 1
         return [self.batches, *samples]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"batches": self.batches}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.batches = state["batches"]
 
 
 @pytest.mark.parametrize("options", WORKERS, ids=str)

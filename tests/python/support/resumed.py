@@ -13,6 +13,8 @@ import numpy
 import torch
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
+from kept_state import KeptState
+
 #: Each pair contains an epoch and the number of batches after which a state is saved (None at the end of the epoch).
 MOMENTS = [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4), (1, None), (2, 1)]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
@@ -75,7 +77,7 @@ def check_resumes(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
         assert epochs_of(later, len(wanted)) == wanted, moment
 
 
-class _HasPosition:
+class HasPosition:
     """A stream with a position. An iteration begins at the loaded position, or at 0 if no state was loaded."""
 
     position = start = 0
@@ -87,7 +89,7 @@ class _HasPosition:
         self.start = state["position"]
 
 
-class TakesOnce(_HasPosition, IterableDataset[int]):
+class TakesOnce(HasPosition, IterableDataset[int]):
     length, pause = 9, 0.0
 
     def share(self) -> list[int]:
@@ -102,7 +104,9 @@ class TakesOnce(_HasPosition, IterableDataset[int]):
             yield number
 
 
-class Walk:
+class Walk(KeptState):
+    kept = ("done",)
+
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers, self.done = numbers, 0
 
@@ -115,12 +119,6 @@ class Walk:
         self.done += 1
         return self.numbers[self.done - 1]
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"done": self.done}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.done = state["done"]
-
 
 class Shuffled(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
@@ -129,7 +127,7 @@ class Shuffled(Sampler[int]):
         return iter(order)
 
 
-class Positions(_HasPosition, Sampler[int]):
+class Positions(HasPosition, Sampler[int]):
     def __init__(self, length: int = 12) -> None:
         self.length = length
 

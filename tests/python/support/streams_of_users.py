@@ -6,6 +6,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from kept_state import KeptState
 from resumed import Walk
 from resuming import Reads
 
@@ -58,10 +59,12 @@ class TakesOnce(Plain):
         self.start = state_dict["position"]
 
 
-class CountsEpochs(TakesOnce):
+class CountsEpochs(KeptState, TakesOnce):
+    kept = ("position", "epoch")
+
     def __init__(self, size: int) -> None:
         super().__init__(size)
-        self.epoch, self.is_loaded = 0, False
+        self.epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
         self.begin()
@@ -75,12 +78,6 @@ class CountsEpochs(TakesOnce):
     def numbers(self) -> Sequence[int]:
         return shuffled([1000 * self.epoch + number for number in self.shard()], self.epoch)
 
-    def state_dict(self) -> Any:
-        return {"position": self.position, "epoch": self.epoch}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.position, self.epoch, self.is_loaded = state_dict["position"], state_dict["epoch"], True
-
 
 class CountsAtOnce(CountsEpochs):
     def __iter__(self) -> Iterator[Any]:
@@ -88,16 +85,16 @@ class CountsAtOnce(CountsEpochs):
         return self.rest()
 
 
-class BeginsAgain(TakesOnce):
+class BeginsAgain(KeptState, TakesOnce):
+    kept = ("position",)
+
     def __iter__(self) -> Iterator[Any]:
         yield from self.rest()
         self.position = 0
 
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.position = state_dict["position"]
 
-
-class Resumes(TakesOnce):
+class Resumes(KeptState, TakesOnce):
+    kept = ("position", "epoch")
     epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -105,12 +102,6 @@ class Resumes(TakesOnce):
             self.position += 1
             yield self.item(number, self.epoch)
         self.position, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self) -> Any:
-        return {"position": self.position, "epoch": self.epoch}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.position, self.epoch = state_dict["position"], state_dict["epoch"]
 
 
 class TakesAgain(TakesOnce):
@@ -178,6 +169,8 @@ class LiveState(CountsEpochs):
 
 
 class Draws(CountsEpochs):
+    kept = ("position", "before")
+
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.generator = random.Random(1)
@@ -195,12 +188,6 @@ class Draws(CountsEpochs):
     def numbers(self) -> Sequence[int]:
         return self.order
 
-    def state_dict(self) -> Any:
-        return {"position": self.position, "before": self.before}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.position, self.before, self.is_loaded = state_dict["position"], state_dict["before"], True
-
 
 class ItemsOf(Walk):
     def __init__(self, stream: Any) -> None:
@@ -216,10 +203,9 @@ class Walked(Plain):
         return ItemsOf(self)
 
 
-class WalkedInOrder(Walked):
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
-        self.epoch, self.is_loaded = 0, False
+class WalkedInOrder(KeptState, Walked):
+    kept = ("epoch",)
+    epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
         self.epoch, self.is_loaded = self.epoch + (not self.is_loaded), False
@@ -227,12 +213,6 @@ class WalkedInOrder(Walked):
 
     def numbers(self) -> Sequence[int]:
         return shuffled(self.shard(), self.epoch)
-
-    def state_dict(self) -> Any:
-        return {"epoch": self.epoch}
-
-    def load_state_dict(self, state_dict: Any) -> None:
-        self.epoch, self.is_loaded = state_dict["epoch"], True
 
 
 class NeedsArguments(TakesOnce):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from kept_state import KeptState
 from resumed import Walk, plain
 
 
@@ -25,18 +26,13 @@ class Numbers(Dataset[int]):
         return index
 
 
-class Counted:
+class Counted(KeptState):
+    kept = ("reads",)
     reads = 0
 
     def __getitem__(self, index: int) -> Any:
         self.reads += 1
         return torch.tensor([index, self.reads])
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"reads": self.reads}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.reads = state["reads"]
 
 
 class CountedNumbers(Counted, Numbers):
@@ -53,7 +49,8 @@ class Stream(IterableDataset[int]):
         return iter(share())
 
 
-class StatefulStream(Stream):
+class StatefulStream(KeptState, Stream):
+    kept = ("done",)
     done = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -61,12 +58,6 @@ class StatefulStream(Stream):
             self.done += 1
             yield number
         self.done = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"done": self.done}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.done = state["done"]
 
 
 class WalkedStream(IterableDataset[int]):

@@ -53,14 +53,12 @@ class Children(Group):
 
     Args:
         window: the number of items that each worker may be ahead of the main process.
-        memory_budget: bytes of shared memory for all children; None for a quarter of the machine's memory.
         in_order: whether the main process takes one item from each shard in turn.
-        snapshot_budget: bytes of the snapshots that the main process stores; larger snapshots are sent only after
-            `want_large_snapshots`.
         survived: the kinds of exits after which a child is replaced.
         listener: an object with the methods `begin` and `receive`, or None. Each epoch first calls `begin()`. Each
             result of `EpochProgram.note` is passed to `receive(worker, note)`, which may raise an error in the user's
             program.
+        of_group: further arguments of `Group`.
     """
 
     def __init__(
@@ -72,31 +70,18 @@ class Children(Group):
         *,
         num_shards: int,
         window: int,
-        dispatch_window: int,
-        memory_budget: int | None,
         in_order: bool,
         timeout: float | None,
-        full_stats: bool = False,
-        snapshot_budget: int | None = None,
         survived: Survived = NONE,
         listener: Any = None,
+        **of_group: Any,
     ) -> None:
         self._window = window
         self._epoch = 0
         self._calls = 0
         self._timeout = timeout
         self._listener = listener
-        super().__init__(
-            context,
-            num_workers,
-            program,
-            dispatch,
-            num_shards=num_shards,
-            dispatch_window=dispatch_window,
-            memory_budget=memory_budget,
-            full_stats=full_stats,
-            snapshot_budget=snapshot_budget,
-        )
+        super().__init__(context, num_workers, program, dispatch, num_shards=num_shards, **of_group)
         self.num_shards = num_shards
         self._members = members = self.members
         self._names, self._processes = members.names, members.processes

@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 
 from torchdata._native import SeedGenerator
 from torchdata._signatures import signature_of
-from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, all_dps, has_method, nested, whole
+from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, has_method, whole
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES as SHARDING_PRIORITIES
@@ -45,7 +45,7 @@ def is_sharding(datapipe: Any) -> bool:
 
 def get_all_graph_pipes(graph: DataPipeGraph) -> list[DataPipe]:
     """Returns each pipe once, depth first."""
-    return all_dps(graph)
+    return whole(graph).depth_first()
 
 
 def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenerator, distributed_shared: bool) -> None:
@@ -132,29 +132,27 @@ def apply_sharding(
     seen: set[tuple[int, int]] = set()
     assigned: set[int] = set()
 
-    def descend(graph: DataPipeGraph, following: Any) -> None:
-        """`following`: the nearest later pipe that shards in the same `sharding_group`; None if there is none."""
-        for pipe, sources in graph.values():
-            if (id(pipe), id(following)) in seen:
-                continue
-            seen.add((id(pipe), id(following)))
-            if not is_sharding(pipe):
-                descend(sources, following)
-                continue
-            concerned = vars(pipe).get("sharding_group_filter") in (None, sharding_group)
-            if concerned and following is not None:
-                raise RuntimeError(
-                    "Sharding twice on a single pipeline is likely unintended and will cause data loss: "
-                    f"items pass {pipe!r} and then {following!r}, and both would keep only their share; "
-                    "remove one of the two, or give each its own sharding group"
-                )
-            if id(pipe) not in assigned:
-                assigned.add(id(pipe))
-                _set_share(pipe, num_of_instances, instance_id, sharding_group)
-            descend(sources, pipe if concerned else following)
-
     graph = whole(datapipe)
-    descend(nested(graph), None)
+
+    def descend(pipe: Any, following: Any) -> None:
+        """`following`: the nearest later pipe that shards in the same `sharding_group`; None if there is none."""
+        if (id(pipe), id(following)) in seen:
+            return
+        seen.add((id(pipe), id(following)))
+        concerned = is_sharding(pipe) and vars(pipe).get("sharding_group_filter") in (None, sharding_group)
+        if concerned and following is not None:
+            raise RuntimeError(
+                "Sharding twice on a single pipeline is likely unintended and will cause data loss: "
+                f"items pass {pipe!r} and then {following!r}, and both would keep only their share; "
+                "remove one of the two, or give each its own sharding group"
+            )
+        if is_sharding(pipe) and id(pipe) not in assigned:
+            assigned.add(id(pipe))
+            _set_share(pipe, num_of_instances, instance_id, sharding_group)
+        for source in graph.sources(pipe):
+            descend(source, pipe if concerned else following)
+
+    descend(graph.end, None)
     end: DataPipe = graph.end
     return end
 

@@ -48,22 +48,7 @@ def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
         >>> traverse_dps(last) == {id(last): (last, {id(source): (source, {})})}
         True
     """
-    return nested(whole(datapipe))
-
-
-def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
-    """Raises TypeError for a value that is neither a pipe nor a graph."""
-    if isinstance(end, Graph):
-        return end
-    if isinstance(end, dict):
-        return Graph(end_of(end))
-    if not is_pipe(end):
-        raise TypeError(f"a graph ends in an IterDataPipe or a MapDataPipe, but got {with_type(end)}")
-    return Graph(end)
-
-
-def nested(graph: Graph) -> DataPipeGraph:
-    """Returns a graph in the form of `traverse_dps`."""
+    graph = whole(datapipe)
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
@@ -89,33 +74,20 @@ def nested(graph: Graph) -> DataPipeGraph:
     return {id(graph.end): (graph.end, sources(graph.end, set())[0])}
 
 
-def end_of(graph: DataPipeGraph) -> DataPipe:
-    members = _members_of(graph)
-    if len(members) != 1:
-        raise ValueError(f"a graph, as traverse_dps returns it, has one last pipe, but got {len(members)} entries")
-    [(pipe, _)] = members
-    return pipe
-
-
-def _members_of(graph: DataPipeGraph) -> list[tuple[DataPipe, DataPipeGraph]]:
-    members = [*graph.values()] if isinstance(graph, dict) else [None]
-    if not all(type(member) is tuple and len(member) == 2 and is_pipe(member[0]) for member in members):
-        raise TypeError(f"a graph is a dict, as traverse_dps returns it, but got {with_type(graph)}")
-    return members
-
-
-def all_dps(graph: DataPipeGraph) -> list[DataPipe]:
-    """Returns each pipe once, depth first, before its sources."""
-    found: dict[int, DataPipe] = {}
-
-    def descend(level: DataPipeGraph) -> None:
-        for pipe, sources in _members_of(level):
-            if id(pipe) not in found:
-                found[id(pipe)] = pipe
-                descend(sources)
-
-    descend(graph)
-    return list(found.values())
+def whole(end: DataPipe | Graph | DataPipeGraph) -> Graph:
+    """Raises TypeError for a value that is neither a pipe nor a graph."""
+    if isinstance(end, Graph):
+        return end
+    if isinstance(end, dict):
+        if len(end) != 1:
+            raise ValueError(f"a graph, as traverse_dps returns it, has one last pipe, but got {len(end)} entries")
+        [member] = end.values()
+        if type(member) is not tuple or len(member) != 2 or not is_pipe(member[0]):
+            raise TypeError(f"a graph is a dict, as traverse_dps returns it, but got {with_type(end)}")
+        return Graph(member[0])
+    if not is_pipe(end):
+        raise TypeError(f"a graph ends in an IterDataPipe or a MapDataPipe, but got {with_type(end)}")
+    return Graph(end)
 
 
 def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
@@ -131,7 +103,7 @@ def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
         The pipes; an empty list if there are none.
 
     Raises:
-        TypeError: `graph` is not a dict.
+        TypeError: `graph` is not a graph.
 
     Example:
         >>> from torchdata.dataloader2.graph import find_dps, traverse_dps
@@ -140,7 +112,7 @@ def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
         [Mapper]
     """
     types = (dp_type, twin_of(dp_type))
-    return [pipe for pipe in all_dps(graph) if type(pipe) in types]
+    return [pipe for pipe in whole(graph).depth_first() if type(pipe) in types]
 
 
 def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | None = None) -> list[DataPipe]:
@@ -155,7 +127,7 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
         The pipes.
 
     Raises:
-        TypeError: `graph` is not a dict, or `exclude_dps` contains an object that is not a pipe.
+        TypeError: `graph` is not a graph, or `exclude_dps` contains an object that is not a pipe.
 
     Example:
         >>> from torchdata.dataloader2.graph import list_dps, traverse_dps
@@ -163,24 +135,11 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
         >>> list_dps(traverse_dps(IterableWrapper(range(3)).map(str)))
         [Mapper, IterableWrapper]
     """
-    seen: set[int] = set()
-    if exclude_dps is not None:
-        excluded: list[Any] = [exclude_dps] if is_pipe(exclude_dps) else list(exclude_dps)
-        for pipe in excluded:
-            if not is_pipe(pipe):
-                raise TypeError(f"exclude_dps takes a pipe or several pipes, but got {with_type(pipe)}")
-            if id(pipe) not in seen:
-                seen.update(map(id, Graph(pipe).pipes))
-
-    found: list[DataPipe] = []
-    levels = deque([graph])
-    while levels:
-        for pipe, sources in _members_of(levels.popleft()):
-            if id(pipe) not in seen:
-                seen.add(id(pipe))
-                found.append(pipe)
-                levels.append(sources)
-    return found
+    excluded: list[Any] = [exclude_dps] if is_pipe(exclude_dps) else list(exclude_dps or ())
+    for pipe in excluded:
+        if not is_pipe(pipe):
+            raise TypeError(f"exclude_dps takes a pipe or several pipes, but got {with_type(pipe)}")
+    return whole(graph).breadth_first(excluded)
 
 
 def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataPipe) -> DataPipeGraph:
@@ -210,11 +169,11 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
         >>> list(last)
         [(0, '3'), (1, '4')]
     """
-    end = end_of(graph)
+    found = whole(graph)
     if not is_pipe(new_datapipe):
         raise TypeError(f"a pipe is replaced by a pipe, but got {with_type(new_datapipe)}")
-    _require_member(all_dps(graph), old_datapipe)
-    return traverse_dps(replace_pipe(Graph(end), old_datapipe, new_datapipe))
+    _require_member(found, old_datapipe)
+    return traverse_dps(replace_pipe(found, old_datapipe, new_datapipe))
 
 
 def replace_pipe(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
@@ -262,9 +221,9 @@ def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
         >>> list(last)
         [(0, 0), (1, 1), (2, 2)]
     """
-    end = end_of(graph)
-    _require_member(all_dps(graph), datapipe)
-    sources = sources_of(datapipe)
+    found = whole(graph)
+    _require_member(found, datapipe)
+    sources = found.sources(datapipe)
     if not sources:
         raise RuntimeError(
             f"Cannot remove the source DataPipe {datapipe!r}: it reads from no other pipe, so nothing would be left "
@@ -275,7 +234,7 @@ def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
             f"Cannot remove the receiving DataPipe {datapipe!r}: it reads from {len(sources)} pipes, and only one of "
             "them could replace it; use replace_dp"
         )
-    if datapipe is end:
+    if datapipe is found.end:
         raise RuntimeError(
             f"Cannot remove the receiving DataPipe {datapipe!r}, the last one of the graph; use {sources[0]!r}, "
             "which it reads, instead"
@@ -283,10 +242,10 @@ def remove_dp(graph: DataPipeGraph, datapipe: DataPipe) -> DataPipeGraph:
     return replace_dp(graph, datapipe, sources[0])
 
 
-def _require_member(pipes: list[DataPipe], datapipe: DataPipe) -> None:
-    if not any(pipe is datapipe for pipe in pipes):
+def _require_member(graph: Graph, datapipe: DataPipe) -> None:
+    if datapipe not in graph:
         raise ValueError(
-            f"{datapipe!r} is not one of the {len(pipes)} pipes of this graph; if the pipes have changed, "
+            f"{datapipe!r} is not one of the {len(graph)} pipes of this graph; if the pipes have changed, "
             "build the graph again with traverse_dps"
         )
 

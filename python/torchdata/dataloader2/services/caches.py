@@ -28,8 +28,7 @@ from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.state.position import Filled
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.hooks import hooks_of
-from torchdata.datapipes._pipe.state.iteration import is_torchs
-from torchdata.datapipes._pipe.state.record import record_of, token_of
+from torchdata.datapipes._pipe.state.iteration import has_finished
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 
 
@@ -72,7 +71,7 @@ class Caches:
         else:
             # If the epoch was interrupted, functions may have modified only some of the cached objects. Repeating this
             # epoch up to its end would modify all cached objects.
-            is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
+            is_exact = was_empty and (has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:
                 self.forget()
@@ -206,10 +205,6 @@ def _measured(values: Sequence[Any]) -> _Measure | None:
                     checksum = zlib.crc32(part, checksum)
         return _Measure(size, checksum)
     return None
-
-
-def _has_finished(datapipe: DataPipe) -> bool:
-    return not is_torchs(datapipe) and (token_of(datapipe).finished or record_of(datapipe).ended)
 
 
 def _caches_in(datapipe: DataPipe) -> Iterator[tuple[Any, str]]:

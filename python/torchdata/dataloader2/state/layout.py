@@ -95,30 +95,20 @@ def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
 
 
 def _dump_position(position: Position) -> dict[str, Any]:
-    workers = position.workers
-    plain: dict[str, Any] = {
-        "received": position.received,
-        "drop": position.drop,
-        "ended": position.ended,
+    plain = position._asdict() | {
         "graph": None if position.graph is None else sealed(Content(position.graph)),
         "generators": position.generators and seal(position.generators),
         "beginning": position.beginning and seal(position.beginning),
-        "workers": None if workers is None else _dump_workers(workers),
-        "in_main": position.in_main,
+        "workers": _dump_workers(position.workers),
+        "shards": None if position.shards is None else [*map(list, position.shards)],
+        "without_held": _dump_workers(position.without_held),
     }
-    if position.seconds is not None:
-        plain["seconds"] = position.seconds
-    if position.shards is not None:
-        plain["shards"] = [*map(list, position.shards)]
-    if position.own_seeds is not None:
-        plain["own_seeds"] = position.own_seeds
-    if position.without_held is not None:
-        plain["without_held"] = _dump_workers(position.without_held)
+    del plain["lacking"]  # this text is for the process that saves the state
     return plain
 
 
-def _dump_workers(workers: WorkersPosition) -> dict[str, Any]:
-    return {
+def _dump_workers(workers: WorkersPosition | None) -> dict[str, Any] | None:
+    return workers and {
         "turn": workers.turn,
         "dispatches": workers.dispatches,
         "dispatching": workers.dispatching,
@@ -295,9 +285,9 @@ def _position(plain: Any) -> Position:
         sealed = plain.get(name, b"")
         if sealed is not None and type(sealed) is not bytes:
             raise ValueError(f"its {name!r} is not a snapshot")
-    workers = None if plain["workers"] is None else _workers(plain["workers"])
-    without_held = None if plain.get("without_held") is None else _workers(plain["without_held"])
-    shards = _shards(plain["shards"]) if "shards" in plain else None
+    found = (plain["workers"], plain["without_held"])
+    workers, without_held = (None if each is None else _workers(each) for each in found)
+    shards = None if plain["shards"] is None else _shards(plain["shards"])
     if plain["in_main"] and shards is not None:
         raise ValueError("it has shards, although the main process ran the pipeline")
     for each in workers, without_held:

@@ -19,6 +19,7 @@ from itertools import chain, islice
 from typing import Any
 
 from torchdata._reporting import warn_outside
+from torchdata._stateful import raise_error
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 
@@ -122,7 +123,7 @@ class SampledStream:
             if before is not None:
                 self._note_draws(before, is_second=position == 1)
             if failed is not None:
-                yield map(_raise, (failed,))
+                yield map(raise_error, (failed,))
                 continue
             digest.add(item)
             sampled, item = [item], None
@@ -149,7 +150,3 @@ def _as_at(generators: dict[str, Any] | None) -> Iterator[None]:
         yield
     finally:
         load_generators(before)
-
-
-def _raise(error: BaseException) -> Any:
-    raise error

@@ -27,11 +27,10 @@ pub struct GzipReader {
 
 #[pymethods]
 impl GzipReader {
-    /// Creates a reader for the bytes in `unread`, followed by the bytes that the function `read(size)` returns.
+    /// Creates a reader for the bytes that the function `read(size)` returns.
     #[new]
-    #[pyo3(signature = (read, unread=None))]
-    fn new(read: Py<PyAny>, unread: Option<&[u8]>) -> Self {
-        let source = GzipSource { read, piece: unread.unwrap_or_default().to_vec(), taken: 0 };
+    fn new(read: Py<PyAny>) -> Self {
+        let source = GzipSource { read, piece: Vec::new(), taken: 0 };
         Self { decoder: Some(GzDecoder::new(source)), ended: None, buffer: vec![0; MOST], failed: None }
     }
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kept_state import KeptState
 from programs import output_of
 from resuming import with_state
 from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
@@ -19,7 +20,9 @@ from torchdata.datapipes.utils import StreamWrapper
 from waiting import wait_for
 
 
-class Watched(IterDataPipe[Any]):
+class Watched(KeptState, IterDataPipe[Any]):
+    kept = ("taken",)
+
     def __init__(self, count: int, fail_at: int | None = None) -> None:
         self.count, self.fail_at, self.taken = count, fail_at, 0
         self.readers: set[str] = set()
@@ -34,12 +37,6 @@ class Watched(IterDataPipe[Any]):
                 raise KeyError(f"item {self.taken}")
             self.taken += 1
             yield self.taken - 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"taken": self.taken}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.taken = state_dict["taken"]
 
 
 class Gate:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 from zlib import crc32
 
+from kept_state import KeptState
 from torchdata.datapipes.iter import IterDataPipe
 from torchdata.datapipes.state import state
 
@@ -112,7 +113,9 @@ class Declared(IterDataPipe):
             yield self._last
 
 
-class ByHand(IterDataPipe):
+class ByHand(KeptState, IterDataPipe):
+    kept = ("epoch", "last")
+
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
         self.epoch, self.last = 0, 0
@@ -125,12 +128,6 @@ class ByHand(IterDataPipe):
         for item in self.source_datapipe:
             self.last = (self.last + item + self.epoch) % 21
             yield self.last
-
-    def state_dict(self) -> dict[str, int]:
-        return {"epoch": self.epoch, "last": self.last}
-
-    def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        self.epoch, self.last = state_dict["epoch"], state_dict["last"]
 
 
 class SourceByHand(IterDataPipe):

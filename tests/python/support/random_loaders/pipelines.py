@@ -11,6 +11,7 @@ from zlib import crc32
 import numpy as np
 
 import torchdata
+from kept_state import KeptState
 from random_graphs.users import unpinned
 from torchdata.datapipes.iter import IterDataPipe
 
@@ -131,7 +132,9 @@ class Generated(IterDataPipe[Any]):
             yield item, number
 
 
-class Summed(IterDataPipe[Any]):
+class Summed(KeptState, IterDataPipe[Any]):
+    kept = ("seen",)
+
     def __init__(self, source: Any) -> None:
         self.source = source
         self.seen = 0
@@ -143,12 +146,6 @@ class Summed(IterDataPipe[Any]):
         for item in self.source:
             self.seen += 1
             yield item, self.seen
-
-    def state_dict(self) -> dict[str, int]:
-        return {"seen": self.seen}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.seen = state["seen"]
 
 
 STEPS: dict[str, Callable[[Any], Any]] = {

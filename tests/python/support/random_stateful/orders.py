@@ -15,6 +15,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from kept_state import KeptState
 from resumed import Walk
 
 
@@ -70,7 +71,9 @@ class Epochs(PythonShuffled):
         return iter(order)
 
 
-class Positions(Sampler[Any]):
+class Positions(KeptState, Sampler[Any]):
+    kept = ("done", "epoch")
+
     def __init__(self, length: int, batch: int | None = None) -> None:
         self.length, self.batch, self.done, self.epoch = length, batch, 0, 0
 
@@ -85,12 +88,6 @@ class Positions(Sampler[Any]):
             self.done += len(taken)
             yield taken[0] if self.batch is None else taken
         self.done, self.epoch = 0, self.epoch + 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"done": self.done, "epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.done, self.epoch = state["done"], state["epoch"]
 
 
 class StartsAgain(Positions):

@@ -403,6 +403,10 @@ def is_torchs(datapipe: Any) -> bool:
     return not isinstance(datapipe, PipeHooks) and is_iter_pipe(datapipe)
 
 
+def has_finished(pipe: Any) -> bool:
+    return not is_torchs(pipe) and (token_of(pipe).finished or record_of(pipe).ended)
+
+
 def name_of(datapipe: Any) -> str:
     return type(datapipe).__name__
 
