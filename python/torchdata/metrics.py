@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from torchdata._native import HeldLock
 from torchdata._observe.measuring import FAMILIES, Measuring
 from torchdata._observe.stats.declaring import Family
 from torchdata._optional import optional_import
@@ -48,7 +49,7 @@ class PrometheusCollector:
     def collect(self) -> Iterator[Any]:
         """Measures the loader, and yields the metric families. The server of prometheus_client calls this method at
         each scrape, in its own threads."""
-        with self._lock:
+        with HeldLock(self._lock):
             measured, rank = self._measuring.measure(), self._measuring.rank
         families = self._families()
         for one in measured:

@@ -14,6 +14,7 @@ mod finalized;
 mod forking;
 mod formats;
 mod gil_cell;
+mod held_lock;
 mod images;
 mod numpy_api;
 mod panics;
@@ -89,7 +90,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
         pipes::delivery::Delivery, pipes::delivery::DeliveryIterator, pipes::handing::HandingIterator,
         descriptors::OwnedDescriptor, transport::links::PyLink, transport::links::PyBellBoard,
         transport::carrier::PyCarrier, transport::stats::PyStatsBoard, buffers::LeasedBuffer, buffers::ArenaBuffer,
-        shard_globals::Exchange, shard_globals::SavedGlobals, shard_globals::ShardTurns, transport::sender::Sender,
+        held_lock::HeldLock, shard_globals::Exchange, shard_globals::SavedGlobals, shard_globals::ShardTurns, transport::sender::Sender,
         transport::collector::Collector, transport::collector::ItemStream, protocol::PyCommandState,
         protocol::PyReplacing, queue::ReadAheadQueue, queue::ReadAheadHold, queue::SourceReader,
         pipes::turn::SharedIterator, pipes::turn::Turn, ranks::PyMeeting, seed::PySeedGenerator,

@@ -14,7 +14,7 @@ from pressing import check_each_call, read_until_call
 from random_graphs.users import Passing, unpinned
 from resuming import begun, continued, epochs_of, resumed, saved, stopped
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
-from torchdata.datapipes._pipe import skipping
+from torchdata.datapipes._pipe import exchanging, skipping
 from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = pytest.mark.alone
@@ -236,6 +236,7 @@ def test_ctrl_c_at_each_call_restores_what_shards_have_changed_in_this_process()
             before = skipping.worker, random.getstate()
             read_until_call(reading, number)
             assert (skipping.worker, random.getstate()) == before, f"interrupted at call {number}"
+            assert not exchanging._turn._is_owned(), f"interrupted at call {number}"  # type: ignore[attr-defined]
 
 
 def test_ctrl_c_loses_no_item_that_a_thread_has_read_ahead() -> None:

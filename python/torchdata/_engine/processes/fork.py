@@ -38,7 +38,7 @@ from typing import Any
 from torchdata._engine.processes.exit_messages import why_not_started
 from torchdata._engine.processes.process import POLL_INTERVAL, ChildProcess, sentinels
 from torchdata._importing import loaded
-from torchdata._native import fork_waits_for
+from torchdata._native import HeldLock, fork_waits_for
 
 #: The maximum number of seconds to wait for each lock before a fork. If a lock is still held after `KEPT` seconds, the
 #: thread forks anyway, and the child detects the held lock.
@@ -81,7 +81,7 @@ def _device_locks() -> list[Any]:
 
 def _take(locks: Sequence[Any]) -> None:
     for lock in locks:
-        with lock:
+        with HeldLock(lock):
             pass
 
 
@@ -228,7 +228,7 @@ os.register_at_fork(after_in_child=_forking._at_fork_reinit)  # type: ignore[att
 
 
 def fork_process(process_name: str, target: Callable[..., object], args: tuple[Any, ...]) -> Popen:
-    with _forking, _threads_ignored():
+    with HeldLock(_forking), _threads_ignored():
         return Popen(get_context("fork").Process(target=target, args=args, name=process_name, daemon=True))
 
 

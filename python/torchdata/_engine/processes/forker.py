@@ -39,7 +39,7 @@ from torchdata._engine.processes.forking_process import DESCRIPTORS, LEAVE, LONG
 from torchdata._engine.processes.interrupts import StartGivenUp, interrupt_waits
 from torchdata._engine.processes.process import ChildProcess, close_here, is_ready, keep_from_children, reap
 from torchdata._engine.processes.shutdown import KILLED
-from torchdata._native import BellBoard
+from torchdata._native import BellBoard, HeldLock
 from torchdata._threads import OUT_OF_TASKS
 
 _POLL_INTERVAL = 0.02
@@ -145,7 +145,7 @@ class ForkingProcess:
         """
         if os.getpid() != self._owner:
             raise ProcessLookupError("the forking process belongs to the parent of this process")
-        with self._lock:
+        with HeldLock(self._lock):
             number, began = next(self._numbers), time.monotonic()
             pieces = [descriptors[i : i + DESCRIPTORS] for i in range(0, len(descriptors), DESCRIPTORS)]
             try:
@@ -215,7 +215,7 @@ class ForkingProcess:
 
     def has_ended(self) -> bool:
         if not self.is_over and self._process.ended:
-            with self._lock:
+            with HeldLock(self._lock):
                 self._end()
         return self.is_over
 
@@ -223,7 +223,7 @@ class ForkingProcess:
         """Ends the forking process. Its children continue to run."""
         if os.getpid() != self._owner:
             return
-        with self._lock:
+        with HeldLock(self._lock):
             if not self.is_over:
                 close_here(self._socket)
                 if self._up_since is not None:

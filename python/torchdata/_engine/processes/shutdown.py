@@ -21,7 +21,7 @@ from collections.abc import Callable
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._engine.processes.process import ChildProcess, Closes, wait_for_all
 from torchdata._handlers import FailuresSuppressed
-from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
+from torchdata._native import BellBoard, Finalized, HeldLock, Link, Sender, order_of
 
 ASKED = 3.0
 #: The number of seconds that a child may take to exit after SIGKILL; only the kernel can delay this exit.
@@ -75,7 +75,7 @@ class Shutdown:
             self.has_begun = True  # readers that `beforehand` interrupts read this attribute
             with FailuresSuppressed(RuntimeError):  # this thread itself may be reading
                 self.beforehand()
-        with self._running, InterruptsDeferred() as deferred:
+        with HeldLock(self._running), InterruptsDeferred() as deferred:
             if self.is_over:
                 return
             self.has_begun = True

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from torchdata._handlers import FailuresSuppressed
 from torchdata._machine import caught_signals, read
+from torchdata._native import HeldLock
 
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
@@ -105,7 +106,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
-    with now.lock, FailuresSuppressed(OSError):
+    with HeldLock(now.lock), FailuresSuppressed(OSError):
         # The page is added before `_open` is called, because a loader that ends in another thread could otherwise close
         # the memory for stacks.
         now.pages.add((id(board), page))
@@ -191,7 +192,7 @@ def _is_ours(descriptor: int) -> bool:
 
 def stop_answering(board: StatsBoard, page: int) -> None:
     now = _answering
-    with now.lock:
+    with HeldLock(now.lock):
         if (id(board), page) not in now.pages:
             return
         board.set_stack(page, 0, 0)

@@ -71,6 +71,7 @@ class LocalShards:
         process.
         """
         with one_at_a_time(), ShardGlobals() as outside:
+            outside.leave()
             try:
                 if enters:
                     program.enter()

@@ -22,11 +22,10 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 from torchdata._importing import loaded
-from torchdata._native import Exchange, SavedGlobals
+from torchdata._native import Exchange, HeldLock, SavedGlobals
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping, splitting, witnessing
 from torchdata.datapipes._pipe.state import generators
@@ -84,9 +83,9 @@ def _begin_in_child() -> None:
 os.register_at_fork(after_in_child=_begin_in_child)
 
 
-def one_at_a_time() -> AbstractContextManager[bool]:
+def one_at_a_time() -> HeldLock:
     """Within the returned context, no other thread can switch the global variables to another shard."""
-    return _turn
+    return HeldLock(_turn)
 
 
 class ShardGlobals(SavedGlobals):
@@ -99,8 +98,7 @@ class ShardGlobals(SavedGlobals):
         self._kept: list[Any] = []
 
     def __enter__(self) -> ShardGlobals:
-        self.leave()
-        return self
+        return self  # `leave` is called within the context, so that `__exit__` restores what it saves
 
     def leave(self, *, is_all: bool = False) -> None:
         """Saves the random generators and further global variables of the running shard, before another shard runs.
@@ -141,6 +139,7 @@ class Exchanged:
         self._left, self._entered = left, entered
 
     def __enter__(self) -> None:
+        self._left.leave()
         self._left.other = self._entered
         self._entered.enter()
 

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 
 from torchdata._handlers import is_of_handler, raise_if_of_handler
+from torchdata._native import HeldLock
 from torchdata._reporting import warn_outside
 from torchdata._threads import start
 from torchdata.datapipes.iter.streams.atomic_files import temporary_name
@@ -50,13 +51,13 @@ class Lock:
     def keep(self) -> bool:
         """Prevents other threads from releasing this lock. Returns False if another thread has already released the
         lock."""
-        with _mutex:
+        with HeldLock(_mutex):
             self.thread = None
             return _held.get(self._file) is self
 
     def release(self) -> None:
         """Releases the lock, unless it was released before. Does nothing in a forked child process."""
-        with _mutex:
+        with HeldLock(_mutex):
             if _held.get(self._file) is not self:
                 return
             del _held[self._file]
@@ -76,7 +77,7 @@ def acquire(path: str, thread: int | None = None) -> Lock | None:
     """Acquires a lock without waiting. Returns None if another process or thread holds the lock."""
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)
     file = lock_file_of(path)
-    with _mutex:
+    with HeldLock(_mutex):
         if file in _held:
             return None
         try:
@@ -90,7 +91,7 @@ def acquire(path: str, thread: int | None = None) -> Lock | None:
 def release_all_of(thread: int | None) -> None:
     """Releases the locks that `thread` must release before it waits for another lock; None means the locks of all
     threads."""
-    with _mutex:
+    with HeldLock(_mutex):
         for lock in [*_held.values()]:
             if lock.thread is not None and thread in (None, lock.thread):
                 lock.release()
@@ -107,7 +108,7 @@ def pause(section: int, release: Callable[[], None]) -> None:
         section: the id of the `Section`.
     """
     global _watcher
-    with _mutex:
+    with HeldLock(_mutex):
         _idle[section] = time.monotonic(), release
         if _watcher is None:
             _watcher = threading.Thread(target=_release_of_paused, name="torchdata-disk-cache", daemon=True)
@@ -119,7 +120,7 @@ def pause(section: int, release: Callable[[], None]) -> None:
 
 def resume(section: int) -> None:
     if section in _idle:
-        with _mutex:
+        with HeldLock(_mutex):
             _idle.pop(section, None)
 
 
@@ -127,7 +128,7 @@ def _release_of_paused() -> None:
     global _watcher
     while True:
         time.sleep(PAUSE / 4)
-        with _mutex:
+        with HeldLock(_mutex):
             if not _idle:
                 _watcher = None
                 return

@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import Any
 
 from torchdata._handlers import is_of_handler
+from torchdata._native import HeldLock
 from torchdata._optional import optional_import
 from torchdata._redacting import redacted, shown
 
@@ -166,7 +167,7 @@ class _Process:
             repr(settings.config),
             environment,
         )
-        with self._lock:
+        with HeldLock(self._lock):
             if self._obstore is None:
                 optional_import("obstore", extra="s3", needed_by=settings.pipe)
                 self._obstore = _own_copy() if self._inherited else sys.modules["obstore._obstore"]

@@ -21,6 +21,7 @@ from itertools import chain
 from typing import Any
 
 from torchdata._handlers import FailuresSuppressed, raise_if_of_handler
+from torchdata._native import HeldLock
 from torchdata._ranks import members_of
 from torchdata._ranks.group import (
     DEFAULT_TIMEOUT,
@@ -91,7 +92,7 @@ class _StepData(_PrefetchData):
     def buffered(self) -> tuple[list[Any], BaseException | None]:
         # A state does not contain errors that other ranks have caused. If another rank has ended or failed, this rank
         # has read an item that it has not yielded, so the state contains this item.
-        with self.lock:
+        with HeldLock(self.lock):
             (restored, error), items = self.restored, super().buffered()[0]
             items += restored if self.voted_on is _END else [self.voted_on, *restored]
             return items, self.failure or error
@@ -133,7 +134,7 @@ class _StepData(_PrefetchData):
         self.rest = left, False
 
     def hand_over(self) -> None:
-        with self.lock:
+        with HeldLock(self.lock):
             assert self.slot is not None
             self.queue.put(self.slot, self.voted_on)
             self.slot, self.voted_on = None, _END
