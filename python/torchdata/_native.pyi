@@ -532,9 +532,7 @@ class TFRecordReader(Iterator[Any]):
     record: Final[int]
     unread: Final[bytes]
 
-def decode_jpeg_part(
-    content: Any, part: tuple[int, int, int, int], reduction: int, channels: int, out: Any
-) -> tuple[int, int, int, int] | None: ...
+def decode_jpeg_part(content: Any, part: Sequence[int], reduction: int, channels: int, out: Any) -> bool: ...
 def resize_pixels(
     source: Any,
     region: tuple[float, float, float, float],

@@ -130,16 +130,16 @@ class _Jpeg(DecodablePicture):
     def part(self, region: tuple[float, ...]) -> tuple[Any, int, int]:
         from torchdata._native import decode_jpeg_part
 
-        left, top, right, bottom = *map(math.floor, region[:2]), *map(math.ceil, region[2:])
-        channels, found = _CHANNELS[self.mode], None
-        if (left, top, right, bottom) != (0, 0, self.width, self.height):
-            room = _room.of(self.height * self.width * channels)
-            found = decode_jpeg_part(self.content, (left, top, right, bottom), self.by, channels, room)
-        if found is None:
-            return self.pixels(), 0, 0
-        left, top, right, bottom = found
-        height, width = bottom - top, right - left
-        return room[: height * width * channels].reshape(height, width, channels), left, top
+        # The part is larger by one block of 16 pixels on each side, so that its pixels equal those of the whole image.
+        margin, channels = 16 // self.by, _CHANNELS[self.mode]
+        left, top = (max(0, math.floor(edge) // margin - 1) * margin for edge in region[:2])
+        width = min(self.width, math.ceil(region[2]) + margin) - left
+        height = min(self.height, math.ceil(region[3]) + margin) - top
+        if (width, height) != (self.width, self.height):
+            room = _room.of(self.height * self.width * channels)[: height * width * channels]
+            if decode_jpeg_part(self.content, (left, top, width, height), self.by, channels, room):
+                return room.reshape(height, width, channels), left, top
+        return self.pixels(), 0, 0
 
 
 class _Other(DecodablePicture):

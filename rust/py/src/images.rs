@@ -17,7 +17,7 @@ pub fn resize_pixels(
     source: PyBuffer<u8>,
     region: (f64, f64, f64, f64),
     filter: &str,
-    out: PyBuffer<u8>,
+    mut out: PyBuffer<u8>,
     mirrored: bool,
     planar: bool,
 ) -> PyResult<()> {
@@ -32,67 +32,62 @@ pub fn resize_pixels(
     let (left, top, right, bottom) = region;
     let region = Region { left, top, right, bottom };
     let (from, to) = (source.buf_ptr() as usize, out.buf_ptr() as usize);
-    let (from_len, to_len) = (source.len_bytes(), out.len_bytes());
-    if from < to + to_len && to < from + from_len {
+    if from < to + out.len_bytes() && to < from + source.len_bytes() {
         return Err(PyBufferError::new_err("`out` must not share memory with the source"));
     }
     let done = py.detach(|| {
-        // SAFETY: both buffers are contiguous, exist for the duration of this call, and do not overlap. If Python code
-        // writes to a buffer during the call, only the pixels in the result are wrong.
-        let (bytes, out) = unsafe {
-            (
-                std::slice::from_raw_parts(from as *const u8, from_len),
-                std::slice::from_raw_parts_mut(to as *mut u8, to_len),
-            )
-        };
+        // SAFETY: the buffers are contiguous and do not overlap.
+        let (bytes, out) = unsafe { slices(&source, &mut out) };
         let pixels = Pixels { bytes, width, height, channels: channels as usize };
         images::resize(pixels, region, filter, target, out)
     });
     done.map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// Decodes at least a part of a JPEG image into `out`, and returns the decoded part. Returns None if the extension was
-/// compiled without the feature `turbojpeg`, or the decoder refuses the image.
+/// Decodes a part of a JPEG image into `out`. Returns false if the extension was compiled without the feature `turbojpeg`,
+/// or if the decoder refuses the image or the part.
 ///
 /// # Arguments
-/// * `part` - the left, top, right and bottom edges in pixels, after the reduction.
+/// * `part` - the left edge, the top edge, the width and the height in pixels of the reduced image.
 /// * `reduction` - the factor by which the decoder reduces the image: 1, 2, 4 or 8.
 /// * `out` - the buffer for the decoded pixels, which are stored without gaps.
 #[pyfunction]
 pub fn decode_jpeg_part(
     py: Python<'_>,
     content: PyBuffer<u8>,
-    part: (u32, u32, u32, u32),
+    part: [u32; 4],
     reduction: u32,
-    channels: usize,
-    out: PyBuffer<u8>,
-) -> PyResult<Option<(u32, u32, u32, u32)>> {
+    channels: u32,
+    mut out: PyBuffer<u8>,
+) -> PyResult<bool> {
     if out.readonly() || !out.is_c_contiguous() || !content.is_c_contiguous() {
         return Err(PyBufferError::new_err("`out` must be a writable, contiguous buffer, and `content` contiguous"));
     }
-    #[cfg(feature = "turbojpeg")]
-    {
-        use torchdata_core::jpeg::{Part, decode_part};
+    Ok(py.detach(|| {
+        // SAFETY: the buffers are contiguous, and `out` is the caller's memory for pixels.
+        let (bytes, out) = unsafe { slices(&content, &mut out) };
+        #[cfg(feature = "turbojpeg")]
+        return torchdata_core::jpeg::decode_part(bytes, part, reduction, channels, out);
+        #[cfg(not(feature = "turbojpeg"))]
+        {
+            let _ = (bytes, part, reduction, channels, out);
+            false
+        }
+    }))
+}
 
-        let (left, top, right, bottom) = part;
-        let wanted = Part { left, top, width: right.saturating_sub(left), height: bottom.saturating_sub(top) };
-        let (from, to) = (content.buf_ptr() as usize, out.buf_ptr() as usize);
-        let decoded = py.detach(|| {
-            // SAFETY: as for `resize_pixels`.
-            let (bytes, out) = unsafe {
-                (
-                    std::slice::from_raw_parts(from as *const u8, content.len_bytes()),
-                    std::slice::from_raw_parts_mut(to as *mut u8, out.len_bytes()),
-                )
-            };
-            decode_part(bytes, wanted, reduction, channels, out)
-        });
-        Ok(decoded.map(|part| (part.left, part.top, part.left + part.width, part.top + part.height)))
-    }
-    #[cfg(not(feature = "turbojpeg"))]
-    {
-        let _ = (py, part, reduction, channels);
-        Ok(None)
+/// Returns the bytes of two buffers.
+///
+/// # Safety
+/// The buffers must be contiguous, and must not overlap. If Python code writes to the buffers meanwhile, only the pixels in
+/// the result are wrong.
+unsafe fn slices<'a>(from: &'a PyBuffer<u8>, to: &'a mut PyBuffer<u8>) -> (&'a [u8], &'a mut [u8]) {
+    // SAFETY: the buffers exist as long as the references to them, and the caller guarantees the rest.
+    unsafe {
+        (
+            std::slice::from_raw_parts(from.buf_ptr().cast(), from.len_bytes()),
+            std::slice::from_raw_parts_mut(to.buf_ptr().cast(), to.len_bytes()),
+        )
     }
 }
 
