@@ -30,16 +30,13 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultip
 from waiting import check_in_forked_child, wait_for
 
 
-def half_of_them(item: int) -> bool:
-    return random.random() < 0.5
-
-
 def two_workers(**options: Any) -> MultiProcessingReadingService:
     return MultiProcessingReadingService(2, "fork", **options)
 
 
 def loader(workers: int, state: Any = None) -> DataLoader2[Any]:
-    pipe = IterableWrapper(range(30)).filter(half_of_them).in_memory_cache().sharding_round_robin_dispatch()
+    kept = IterableWrapper(range(30)).filter(lambda item: random.random() < 0.5)
+    pipe = kept.in_memory_cache().sharding_round_robin_dispatch()
     return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork")), state)
 
 

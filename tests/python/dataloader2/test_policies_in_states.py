@@ -19,10 +19,6 @@ def shuffled() -> Any:
     return IterableWrapper(range(100)).shuffle().sharding_filter()
 
 
-def shuffled_map() -> Any:
-    return SequenceWrapper(range(100)).shuffle().sharding_filter()
-
-
 def saved(pipe: Any, adapter: Any, workers: int, items: int) -> dict[str, Any]:
     with begun(DataLoader2(pipe, adapter, num_workers=workers)) as run:
         for _, _ in zip(range(items), run, strict=False):
@@ -35,7 +31,12 @@ OTHERS = [
     (batched, ShardingPolicy(block=8), None, r"ShardingFilter, has ShardingPolicy\.block=8 in the state and 1"),
     (batched, None, ShardingPolicy(enable=False), r"ShardingPolicy\.enable=True in the state and False"),
     (shuffled, None, Shuffle(False), r"Shuffler, has Shuffle\.enable=True in the state and False"),
-    (shuffled_map, None, Shuffle(False), r"Shuffler, has Shuffle\.enable=True in the state and False"),
+    (
+        lambda: SequenceWrapper(range(100)).shuffle().sharding_filter(),
+        None,
+        Shuffle(False),
+        r"Shuffler, has Shuffle\.enable=True in the state and False",
+    ),
 ]
 
 

@@ -539,15 +539,13 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_new_workers_use_a_moved_tensor_until_the_main_process_writes_to_it(method: str, moved: Any) -> None:
-    rows, addresses = list(large().view(4, -1)), []
-    for first in (0, 0, 7):
-        rows[0][0] = first
-        service = MultiProcessingReadingService(1, method)
-        with DataLoader2.from_dataset(rows, reading_service=service) as loader:
+    rows, addresses = list(large().view(4, -1)), set()
+    for rows[0][0] in (0, 0, 7):
+        with DataLoader2.from_dataset(rows, reading_service=MultiProcessingReadingService(1, method)) as loader:
             assert [row.tolist() for row in loader] == [row.tolist() for row in rows]
-        addresses.append(rows[0].data_ptr())
+        addresses.add(rows[0].data_ptr())
     assert is_in_file(rows[0].numpy())
-    assert len(set(addresses)) == 1
+    assert len(addresses) == 1
 
 
 MOVED: dict[str, Callable[[], list[Any]]] = {
@@ -563,14 +561,9 @@ def test_moved_tensors_have_the_same_elements_and_share_their_memory(kind: str, 
     for is_first in (True, False):
         is_moved, received = moved(tensors, tensors[0])
         assert is_moved == is_first
-        assert (
-            [one.tolist() for one in tensors]
-            == [one.tolist() for one in received]
-            == [one.tolist() for one in expected]
-        )
-        assert [(one.stride(), one.requires_grad) for one in tensors] == [
-            (o.stride(), o.requires_grad) for o in expected
-        ]
+        for one, copy, other in zip(tensors, received, expected, strict=True):
+            assert one.tolist() == copy.tolist() == other.tolist()
+            assert (one.stride(), one.requires_grad) == (other.stride(), other.requires_grad)
     with torch.no_grad():
         tensors[0][4] = 99
     assert moved(tensors, tensors[0])[1][0][4] == 99
@@ -613,7 +606,6 @@ def test_the_memory_of_moved_tensors_is_released_with_the_tensors(moved: Any) ->
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(40):  # more than `_MOST_PICKLES`
-        tensor = large()
-        assert moved([tensor], tensor)[0]
+        assert moved([tensor := large()], tensor)[0]
     del tensor
     assert len(os.listdir("/proc/self/fd")) == before

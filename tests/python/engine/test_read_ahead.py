@@ -85,10 +85,6 @@ class Way(NamedTuple):
     resumes: bool = True
 
 
-def as_pinned(function: Function) -> Callable[[Any, Any], Any]:
-    return lambda item, device: function(item)
-
-
 def pinning_loader(count: int, function: Function, state: Any) -> Loader:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.accelerator, "is_available", lambda: True)
@@ -114,7 +110,9 @@ def of_node(build: Callable[[Any, Function], Any], **more: bool) -> Way:
 
 WAYS = {
     "prefetch": of_pipe(lambda pipe, function: pipe.map(function).prefetch(3), resumes=False),
-    "pin_memory": of_pipe(lambda pipe, function: pipe.pin_memory(pin_memory_fn=as_pinned(function)), resumes=False),
+    "pin_memory": of_pipe(
+        lambda pipe, function: pipe.pin_memory(pin_memory_fn=lambda item, _: function(item)), resumes=False
+    ),
     "fullsync": of_pipe(lambda pipe, function: pipe.map(function).fullsync(process_group=OneOfTwo()), resumes=False),
     "threadpool_map": of_pipe(lambda pipe, function: pipe.threadpool_map(function, scheduled_tasks=4, max_workers=3)),
     "Prefetcher": of_node(lambda node, function: Prefetcher(NodeMapper(node, function), 3, snapshot_frequency=2)),

@@ -142,10 +142,6 @@ def _of_loader(state: Any) -> None:
         _resume(lambda: iter(loader))
 
 
-def _loader_value(rng: random.Random) -> None:
-    _of_loader(_with_checksums(_changed(rng, rng.choice(_states()))))
-
-
 def _loader_bytes(rng: random.Random) -> None:
     state = dict(rng.choice(_states()))
     field = rng.choice(list(state))
@@ -221,7 +217,7 @@ def _of_hub(rng: random.Random) -> None:
 
 
 TARGETS: dict[str, Target] = {
-    "loader_value": _loader_value,
+    "loader_value": lambda rng: _of_loader(_with_checksums(_changed(rng, rng.choice(_states())))),
     "loader_bytes": _loader_bytes,
     "graph_value": _graph_value,
     "plain_pickle": _plain_pickle,

@@ -1,9 +1,9 @@
 """Manages functional forms. A functional form, such as `pipe.map(...)`, is a method that creates a pipe that reads
 `pipe`.
 
-IterDataPipe and MapDataPipe each have a registry of functional forms. When the module of a pipe class is imported,
-`functional_datapipe` adds the functional form of this class to the registry. `register_late` adds a functional form
-before the module of its pipe class is imported.
+IterDataPipe and MapDataPipe each have a registry of functional forms. `register_late` adds the functional forms of this
+package, and imports the module of a pipe class when its functional form is first used. Users register the functional
+forms of their own classes by `functional_datapipe`.
 """
 
 from __future__ import annotations
@@ -126,9 +126,11 @@ class LateForm:
         self._base, self._name, self.module, self._class_name = base, name, module, class_name
 
     def form(self) -> Callable[..., Any]:
-        pipe = getattr(import_whole(self.module), self._class_name)
-        form = self._base.functions.get(self._name, self)
-        return _constructor(self._base, self._name, pipe) if form is self else form
+        functions = self._base.functions
+        if functions[self._name] is self:
+            pipe = getattr(import_whole(self.module), self._class_name)
+            functions[self._name] = _constructor(self._base, self._name, pipe)
+        return functions[self._name]
 
     def __call__(self, source_datapipe: Any, *args: Any, **kwargs: Any) -> Any:
         return self.form()(source_datapipe, *args, **kwargs)

@@ -7,7 +7,6 @@ from typing import Any, overload
 
 from torchdata.datapipes._pipe.checks import check_callable, check_map_pipe
 from torchdata.datapipes._pipe.item_by_item import SameLength
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import MapDataPipe, R, T, T_co
 
@@ -18,7 +17,6 @@ def default_fn(data: Any) -> Any:
     return data
 
 
-@functional_datapipe("map")
 class Mapper(SameLength, MapDataPipe[T_co]):
     """Applies a function to each item when the item is requested.
 
@@ -54,7 +52,6 @@ class Mapper(SameLength, MapDataPipe[T_co]):
         return lambda index: self.fn(item_at(index))
 
 
-@functional_datapipe("in_memory_cache")
 class InMemoryCacheHolder(SameLength, MapDataPipe[T_co]):
     """Stores every requested item in memory, so that all earlier pipes run only once for each item.
 

@@ -7,13 +7,11 @@ from typing import Any, overload
 
 from torchdata.datapipes._pipe.checks import check_int, check_map_pipe, check_sources, length_of
 from torchdata.datapipes._pipe.item_by_item import SameLength
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import MapDataPipe, R, T, T_co
 
 __all__ = ["Concater", "UnZipper", "Zipper"]
 
 
-@functional_datapipe("concat")
 class Concater(MapDataPipe[T_co]):
     """Joins pipes: the second pipe's indices follow the first pipe's indices, and so on.
 
@@ -47,7 +45,6 @@ class Concater(MapDataPipe[T_co]):
         return sum(length_of(self, datapipe) for datapipe in self.datapipes)
 
 
-@functional_datapipe("zip")
 class Zipper(MapDataPipe[T_co]):
     """Combines pipes: the item at an index is a tuple of the items that the pipes have at this index.
 
@@ -91,7 +88,6 @@ class Zipper(MapDataPipe[T_co]):
         return min(length_of(self, datapipe) for datapipe in self.datapipes)
 
 
-@functional_datapipe("unzip")
 class UnZipper(MapDataPipe[Any]):
     """Splits a pipe of sequences: returns a list of pipes, one for each column.
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from torchdata.datapipes._pipe.checks import BATCH_SIZE, check_callable, check_map_pipe, check_size, length_of
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import DataChunk, MapDataPipe, T
 
 __all__ = ["Batcher"]
 
 
-@functional_datapipe("batch")
 class Batcher(MapDataPipe[DataChunk[T]]):
     """Groups items with consecutive indices: batch `i` contains the items from `i * batch_size` on.
 

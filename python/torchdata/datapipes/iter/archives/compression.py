@@ -20,7 +20,6 @@ from torchdata._redacting import shown
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import on_failure
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
@@ -209,7 +208,6 @@ class _Decompressing(ItemByItem[tuple[str, StreamWrapper]]):
         return path, StreamWrapper(file_obj, None, path, recipe=recipe.with_placeholder(stream, start))
 
 
-@functional_datapipe("decompress")
 class Decompressor(_Decompressing):
     """Decompresses streams: yields pairs of path and decompressed stream. Paths stay unchanged.
 
@@ -276,7 +274,6 @@ class Decompressor(_Decompressing):
         return kind
 
 
-@functional_datapipe("extract")
 class Extractor(Decompressor):
     """The old name of `Decompressor`. The constructor returns a `Decompressor`.
 
@@ -318,7 +315,6 @@ class _OfOneKind(LimitedFiles, _Decompressing):
         return path.removesuffix(self._suffix)
 
 
-@functional_datapipe("load_from_bz2")
 class Bz2FileLoader(_OfOneKind):
     """Decompresses bzip2 streams: yields pairs of path, without the suffix `.bz2`, and stream.
 
@@ -344,7 +340,6 @@ class Bz2FileLoader(_OfOneKind):
     _suffix = ".bz2"
 
 
-@functional_datapipe("load_from_xz")
 class XzFileLoader(_OfOneKind):
     """Decompresses xz and lzma streams: yields pairs of path, without the suffix `.xz`, and stream.
 

@@ -15,7 +15,6 @@ from typing import Any
 
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
     IndexedArchive,
@@ -162,7 +161,6 @@ class _WhenRead:
             self._file_obj.close()
 
 
-@functional_datapipe("load_from_rar")
 class RarArchiveLoader(IndexedLoader):
     """Reads RAR archives: yields pairs of path and stream, one per file. This pipe needs the extra `rar`.
 

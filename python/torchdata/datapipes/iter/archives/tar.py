@@ -17,7 +17,6 @@ from typing import Any
 
 from torchdata import _native
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import checked_state
 from torchdata.datapipes.iter.archives.archive import (
     MAX_RATIO,
@@ -455,7 +454,6 @@ class _SparseMember(LibraryMember):
         return super().readall()
 
 
-@functional_datapipe("load_from_tar")
 class TarArchiveLoader(ArchiveLoader):
     """Reads tar archives, plain or compressed: yields pairs of path and stream, one per regular file.
 

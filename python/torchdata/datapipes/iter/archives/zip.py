@@ -8,7 +8,6 @@ import zipfile
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.archives.archive import (
     IndexedArchive,
     IndexedLoader,
@@ -86,7 +85,6 @@ def _check_offsets(archive: zipfile.ZipFile) -> None:
         end = info.header_offset
 
 
-@functional_datapipe("load_from_zip")
 class ZipArchiveLoader(IndexedLoader):
     """Reads zip archives: yields pairs of path and stream, one per file.
 

@@ -9,7 +9,6 @@ from itertools import chain, zip_longest
 from typing import Any, overload
 
 from torchdata.datapipes._pipe.checks import check_source, check_sources, check_weights, length_of
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.state.declared import checked_state, random_state, state
 from torchdata.datapipes._pipe.unfolding import Unfolding
@@ -21,7 +20,6 @@ __all__ = ["Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer",
 _ZIPPED = "All inputs are required to be `IterDataPipe` for `ZipIterDataPipe`."
 
 
-@functional_datapipe("concat")
 class Concater(IterDataPipe[Any]):
     """Yields the items of its inputs, one input after another. `a + b` is the same as `a.concat(b)`.
 
@@ -61,7 +59,6 @@ class Concater(IterDataPipe[Any]):
         return [self.datapipes[self._current]]
 
 
-@functional_datapipe("zip")
 class Zipper(IterDataPipe[T_co]):
     """Yields tuples of one item of each input, until the shortest input ends.
 
@@ -99,7 +96,6 @@ class Zipper(IterDataPipe[T_co]):
         return min(length_of(self, datapipe) for datapipe in self.datapipes)
 
 
-@functional_datapipe("mux")
 class Multiplexer(Unfolding, IterDataPipe[Any]):
     """Yields one item of each input in turn, until the shortest input ends. If an input ends within a round, the items
     of the incomplete round are not yielded.
@@ -127,7 +123,6 @@ class Multiplexer(Unfolding, IterDataPipe[Any]):
         return min(length_of(self, datapipe) for datapipe in self.datapipes) * len(self.datapipes)
 
 
-@functional_datapipe("zip_longest")
 class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
     """Yields tuples of one item of each input, until the longest input ends.
 
@@ -158,7 +153,6 @@ class ZipperLongest(IterDataPipe[tuple[Any, ...]]):
         return max(length_of(self, datapipe) for datapipe in self.datapipes)
 
 
-@functional_datapipe("mux_longest")
 class MultiplexerLongest(IterDataPipe[Any]):
     """Yields one item of each input in turn, and skips inputs that have ended, until all inputs have ended.
 

@@ -8,7 +8,6 @@ from typing import Any
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_callable, check_optional_int, check_pipe, check_source, on_failure
 from torchdata.datapipes._pipe.item_by_item import ItemByItem, SameLength
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
@@ -20,7 +19,6 @@ _NOTHING: Any = object()
 _BUFFER_SIZE = "'buffer_size' is required to be either None or a positive integer."
 
 
-@functional_datapipe("zip_with_iter")
 class IterKeyZipper(SameLength, IterDataPipe[Any]):
     """Joins each item of a pipe with the item of a second pipe that has the same key.
 
@@ -137,7 +135,6 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
         )
 
 
-@functional_datapipe("zip_with_map")
 class MapKeyZipper(ItemByItem[Any]):
     """Joins each item with the value that a map pipe contains for the item's key.
 

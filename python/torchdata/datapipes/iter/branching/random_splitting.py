@@ -17,7 +17,6 @@ from torchdata._native import IterationToken
 from torchdata.datapipes._pipe.checks import check_int, check_source, check_weights, wrong_type
 from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.random import draw_seed
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import checked_state, random_state, state
 from torchdata.datapipes._pipe.state.iteration import start_pass
 from torchdata.datapipes._pipe.state.record import token_of
@@ -137,7 +136,6 @@ def _check_seed(seed: Any) -> None:
         raise wrong_type("RandomSplitter", "seed", "an integer (or a float, str, bytes or None)", seed)
 
 
-@functional_datapipe("random_split")
 class RandomSplitter(IterDataPipe[Any]):
     """Divides the items at random into groups of given sizes: returns one child pipe for each group.
 

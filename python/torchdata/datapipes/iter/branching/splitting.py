@@ -14,7 +14,6 @@ from typing import Any, Literal
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source, length_of
 from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import checked_state
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe, T
@@ -77,7 +76,6 @@ class _ForkMain(Main):
         )
 
 
-@functional_datapipe("fork")
 class Forker(IterDataPipe[Any]):
     """Lets several pipes read one pipe: returns a list of child pipes that each yield all items.
 
@@ -125,7 +123,6 @@ class _UnzipMain(_ForkMain):
         return operator.itemgetter(self.instance_ids[instance])
 
 
-@functional_datapipe("unzip")
 class UnZipper(IterDataPipe[Any]):
     """Returns one child pipe per column of the items, which are sequences of equal length.
 
@@ -197,7 +194,6 @@ class _DemuxMain(DistributingMain):
         )
 
 
-@functional_datapipe("demux")
 class Demultiplexer(IterDataPipe[Any]):
     """Splits a pipe by a function: returns a list of child pipes, each with the items of one class.
 
@@ -247,7 +243,6 @@ class _RoundRobinMain(DistributingMain):
         return (length_of(self, self.main_datapipe) + self.num_instances - 1 - instance) // self.num_instances
 
 
-@functional_datapipe("round_robin_demux")
 class RoundRobinDemultiplexer(IterDataPipe[Any]):
     """Distributes the items to `n` child pipes in turn, and returns a list of these pipes. Child `i` yields the items
     `i`, `i + n`, `i + 2n` and so on.

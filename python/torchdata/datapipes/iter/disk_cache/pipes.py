@@ -17,7 +17,6 @@ from torchdata._handlers import FailuresSuppressed
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, check_source, on_failure
 from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import fits, state
 from torchdata.datapipes._pipe.state.layout import explaining_damage
 from torchdata.datapipes._pipe.streams import close_dropped
@@ -34,7 +33,6 @@ _HASH_TYPES = ("sha256", "md5")
 _MODES = {"wb": "wb", "b": "wb", "wt": "wt", "w": "wt", "t": "wt", "": "wt"}
 
 
-@functional_datapipe("on_disk_cache")
 class OnDiskCacheHolder(IterDataPipe[Any]):
     """Begins a section of the pipeline that stores its results in files; `end_caching` ends the section.
 
@@ -181,7 +179,6 @@ def _path(pipe: object, path: Any) -> str:
     return path
 
 
-@functional_datapipe("end_caching")
 class EndOnDiskCacheHolder(IterDataPipe[str]):
     """Ends the section that `on_disk_cache` began: writes files and yields the paths of all files.
 

@@ -19,7 +19,6 @@ from torchdata.datapipes._pipe.checks import (
     with_type,
 )
 from torchdata.datapipes._pipe.columns import on_columns, replacing_columns
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
@@ -33,7 +32,6 @@ def _batches(source: Iterator[Any], size: int) -> Iterator[list[Any]]:
         yield batch
 
 
-@functional_datapipe("map_batches")
 class BatchMapper(Unfolding, IterDataPipe[T_co]):
     """Applies a function to batches of items and yields the members of its results one after another.
 
@@ -90,7 +88,6 @@ def _is_coroutine_function(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(method)
 
 
-@functional_datapipe("async_map_batches")
 class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
     """Applies a coroutine function concurrently to the items of a batch, and yields the results in the items' order.
 

@@ -17,7 +17,6 @@ from torchdata.datapipes._pipe.checks import (
 )
 from torchdata.datapipes._pipe.columns import chosen, on_columns, replacing_columns
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes._pipe.unloaded import Load, PipeStep, begin_unloaded, can_wait
 from torchdata.datapipes.datapipe import IterDataPipe, R, T, T_co
@@ -26,7 +25,6 @@ from torchdata.datapipes.utils.collate import collate_columns, default_collate
 __all__ = ["Collator", "FlatMapper", "Mapper"]
 
 
-@functional_datapipe("map")
 class Mapper(ItemByItem[T_co]):
     """Applies a function to every item, or to columns of it.
 
@@ -85,7 +83,6 @@ class Mapper(ItemByItem[T_co]):
         return PipeStep(self, self._function(), self.datapipe._loads())  # type: ignore[attr-defined]
 
 
-@functional_datapipe("collate")
 class Collator(Mapper[T_co]):
     """Converts each batch to arrays, or to tensors if PyTorch is imported, with the items along the first dimension.
 
@@ -157,7 +154,6 @@ def _check_conversion(conversion: Any) -> None:
         check_callable("Collator", f"the conversion of column {column!r}", function)
 
 
-@functional_datapipe("flatmap")
 class FlatMapper(Unfolding, IterDataPipe[T_co]):
     """Applies a function to every item and yields the members of its results one after another.
 

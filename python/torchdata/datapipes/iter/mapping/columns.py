@@ -14,7 +14,6 @@ from typing import Any
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_hashable, check_optional_int, check_source
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import T_co
 
 __all__ = ["Dropper", "Flattener", "Slicer"]
@@ -79,7 +78,6 @@ def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool])
     return selected
 
 
-@functional_datapipe("drop")
 class Dropper(ItemByItem[T_co]):
     """Removes columns from every item.
 
@@ -111,7 +109,6 @@ class Dropper(ItemByItem[T_co]):
         return _selecting("Dropper", list(dropped), lambda column: column not in dropped)
 
 
-@functional_datapipe("slice")
 class Slicer(ItemByItem[T_co]):
     """Keeps some columns of every item.
 
@@ -180,7 +177,6 @@ class Slicer(ItemByItem[T_co]):
         return item
 
 
-@functional_datapipe("flatten")
 class Flattener(ItemByItem[T_co]):
     """Replaces each nested tuple, list or dict in an item with its members, one level deep.
 

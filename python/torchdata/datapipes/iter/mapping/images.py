@@ -16,7 +16,6 @@ from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_callable, check_input_col, check_output_col, check_source
 from torchdata.datapipes._pipe.columns import replacing_columns
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.state.record import passed
 from torchdata.images import center_crop, random_resized_crop
@@ -25,7 +24,6 @@ from torchdata.images._decoding import Request, decode_as
 __all__ = ["ImageDecoder"]
 
 
-@functional_datapipe("decode_image")
 class ImageDecoder(Seeded, ItemByItem[Any]):
     """Decodes images: converts bytes, paths or open files to arrays or tensors, cropped and resized by
     `torchdata.images.decode`.

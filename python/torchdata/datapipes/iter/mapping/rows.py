@@ -9,14 +9,12 @@ from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_hashable, check_source, with_type
 from torchdata.datapipes._pipe.item_by_item import SameLength
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes.datapipe import IterDataPipe
 
 __all__ = ["IndexAdder", "Rows2Columnar"]
 
 
-@functional_datapipe("rows2columnar")
 class Rows2Columnar(SameLength, IterDataPipe[dict[Any, list[Any]]]):
     """Converts batches of rows to dicts of columns.
 
@@ -75,7 +73,6 @@ class Rows2Columnar(SameLength, IterDataPipe[dict[Any, list[Any]]]):
         return columns
 
 
-@functional_datapipe("add_index")
 class IndexAdder(SameLength, IterDataPipe[dict[Any, Any]]):
     """Stores the number of each item, starting with 0, in the item itself, which must be a dict.
 

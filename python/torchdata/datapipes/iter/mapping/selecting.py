@@ -16,7 +16,6 @@ from torchdata.datapipes._pipe.checks import (
     warn_of_length,
 )
 from torchdata.datapipes._pipe.columns import on_columns
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import PLAIN_TYPES, close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["Filter", "Header"]
 
 
-@functional_datapipe("filter")
 class Filter(IterDataPipe[T_co]):
     """Yields an item if a function returns True for it. The filter closes the streams in items that it does not yield.
 
@@ -89,7 +87,6 @@ def _to_bool(keep: Any) -> bool:
     )
 
 
-@functional_datapipe("header")
 class Header(IterDataPipe[T_co]):
     """Yields only the first items.
 

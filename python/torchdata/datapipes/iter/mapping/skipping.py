@@ -13,13 +13,11 @@ from typing import Any, Literal
 
 from torchdata.datapipes._pipe import skipping
 from torchdata.datapipes._pipe.checks import check_source
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 __all__ = ["OnError"]
 
 
-@functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
     """Skips items that make an earlier pipe raise an exception.
 

@@ -14,7 +14,6 @@ from torchdata._stateful import StatefulStream, StreamState, copied, is_stateful
 from torchdata.datapipes._pipe import random
 from torchdata.datapipes._pipe.checks import check_generator_function, check_int, check_iterable, check_source
 from torchdata.datapipes._pipe.datasets import epoch_of, has_fixed_order, in_fixed_order, is_generator_function
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.sampled_streams import SampledStream
 from torchdata.datapipes._pipe.seeking import is_read_by_index, is_stream, iterate_by_index, iterate_from
 from torchdata.datapipes._pipe.state.declared import state
@@ -38,7 +37,6 @@ def _private_copy(iterable: Any) -> Any:
     return copy.deepcopy(iterable)
 
 
-@functional_datapipe("set_length")
 class LengthSetter(IterDataPipe[T_co]):
     """Gives a pipeline a length without changing its items.
 

@@ -19,7 +19,6 @@ from torchdata.datapipes._pipe.checks import (
     on_failure,
     wrong_type,
 )
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, T
@@ -30,7 +29,6 @@ __all__ = ["BucketBatcher", "MaxTokenBucketizer"]
 _MIN_LEN = "``min_len`` should be larger than 0 and equal to or smaller than ``max_len``."
 
 
-@functional_datapipe("bucketbatch")
 class BucketBatcher(IterDataPipe[DataChunk[Any]]):
     """Makes batches of similar items by sorting one bucket of items at a time, and yields the batches in random order.
 
@@ -130,7 +128,6 @@ def _default_len_fn(token: Any) -> int:
     return len(token)
 
 
-@functional_datapipe("max_token_bucketize")
 class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     """Makes batches of items of similar length with a limited total length.
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_source, wrong_type
 from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
@@ -21,7 +20,6 @@ __all__ = ["InMemoryCacheHolder"]
 _MEGABYTE = 1024 * 1024
 
 
-@functional_datapipe("in_memory_cache")
 class InMemoryCacheHolder(IterDataPipe[T_co]):
     """Stores its items in memory, so that all earlier pipes run only in the first epoch.
 

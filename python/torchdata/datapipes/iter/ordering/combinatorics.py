@@ -9,7 +9,6 @@ from typing import Any, Literal, overload
 
 from torchdata.datapipes._pipe.checks import check_callable, check_size, check_source, length_of
 from torchdata.datapipes._pipe.item_by_item import SameLength
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeding import Shuffling
 from torchdata.datapipes._pipe.seeking import iterate_from
 from torchdata.datapipes._pipe.state.chunked_list import CHUNK_SIZE, ChunkedList
@@ -20,7 +19,6 @@ from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, T, T_co, token
 __all__ = ["InBatchShuffler", "Sampler", "SequentialSampler", "Shuffler"]
 
 
-@functional_datapipe("shuffle")
 class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
     """Shuffles with a buffer: once the buffer is full, a random item is yielded and replaced by the next item.
 
@@ -115,7 +113,6 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
             yield buffer.pop(index)
 
 
-@functional_datapipe("in_batch_shuffle")
 class InBatchShuffler(SameLength, Shuffling, IterDataPipe[DataChunk[Any]]):
     """Shuffles the members of each batch and keeps the order of the batches.
 

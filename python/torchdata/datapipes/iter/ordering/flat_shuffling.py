@@ -19,7 +19,6 @@ from torchdata.datapipes._pipe.checks import (
 )
 from torchdata.datapipes._pipe.columns import chosen, on_columns
 from torchdata.datapipes._pipe.parts import Parts, is_rest
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.seeding import Shuffling
 from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes._pipe.streams import with_detached_streams
@@ -28,7 +27,6 @@ from torchdata.datapipes.datapipe import IterDataPipe, T_co
 __all__ = ["ShuffledFlatMapper"]
 
 
-@functional_datapipe("shuffled_flatmap")
 class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     """Applies a function to every item and yields the members of several results in random order.
 

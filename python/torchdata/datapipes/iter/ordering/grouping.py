@@ -9,7 +9,6 @@ from itertools import chain, islice, repeat, zip_longest
 from typing import Any, overload
 
 from torchdata.datapipes._pipe.checks import BATCH_SIZE, check_callable, check_int, check_size, check_source, length_of
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, R, T, T_co
@@ -24,7 +23,6 @@ _ZIPPED = 1024
 _NOTHING = object()
 
 
-@functional_datapipe("batch")
 class Batcher(IterDataPipe[T_co]):
     """Groups consecutive items into batches.
 
@@ -107,7 +105,6 @@ class Batcher(IterDataPipe[T_co]):
         return items // self.batch_size if self.drop_last else -(-items // self.batch_size)
 
 
-@functional_datapipe("unbatch")
 class UnBatcher(Unfolding, IterDataPipe[Any]):
     """Yields the members of batches, which are lists.
 
@@ -149,7 +146,6 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
         return chain.from_iterable(map(partial(self._members, level=max(level - 1, -1)), element))
 
 
-@functional_datapipe("groupby")
 class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from torchdata._native import row_bounds, row_positions
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int, check_source
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.datapipe import IterDataPipe
 
@@ -32,7 +31,6 @@ _METHODS = ("first_fit", "in_order", "cut")
 _LONG = ("split", "truncate", "drop", "error")
 
 
-@functional_datapipe("pack")
 class Packer(IterDataPipe[dict[str, Any]]):
     """Packs sequences of tokens into rows of at most `max_tokens`, and marks where each sequence begins.
 

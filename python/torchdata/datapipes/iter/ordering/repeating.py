@@ -8,14 +8,12 @@ from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_int, check_optional_int, check_source, length_of
 from torchdata.datapipes._pipe.item_by_item import SameLength
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 
 __all__ = ["Cycler", "Enumerator", "Repeater"]
 
 
-@functional_datapipe("cycle")
 class Cycler(IterDataPipe[T_co]):
     """Reads its source several times.
 
@@ -68,7 +66,6 @@ class Cycler(IterDataPipe[T_co]):
         return [] if self._pass == self.count else [self.source_datapipe]
 
 
-@functional_datapipe("repeat")
 class Repeater(IterDataPipe[T_co]):
     """Yields every item several times before the next item. The item is not copied.
 
@@ -117,7 +114,6 @@ class Repeater(IterDataPipe[T_co]):
         return {"item": self._item if left else None, "left": left}
 
 
-@functional_datapipe("enumerate")
 class Enumerator(SameLength, IterDataPipe[tuple[int, T_co]]):
     """Numbers the items: yields `(number, item)`.
 

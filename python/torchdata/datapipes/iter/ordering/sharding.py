@@ -16,7 +16,6 @@ from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.division import Division
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.item_by_item import SameLength
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.splitting import begin_whole, read_whole
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.generators import check_generators
@@ -46,7 +45,6 @@ class SHARDING_PRIORITIES(IntEnum):
     MULTIPROCESSING = 3
 
 
-@functional_datapipe("sharding_filter")
 class ShardingFilter(IterDataPipe[T_co]):
     """Yields this process's share of the items: after `apply_sharding(n, i)`, every n-th item, starting with item i.
 
@@ -272,7 +270,6 @@ def _name(group: int) -> str:
     return group.name if isinstance(group, SHARDING_PRIORITIES) else str(group)
 
 
-@functional_datapipe("sharding_round_robin_dispatch")
 class ShardingRoundRobinDispatcher(SameLength, IterDataPipe[T_co]):
     """Makes all earlier pipes run only once, in a dispatching process.
 

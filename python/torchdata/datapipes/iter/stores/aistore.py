@@ -16,7 +16,6 @@ from torchdata._optional import optional_import, require
 from torchdata._redacting import redacted, shown
 from torchdata.datapipes._pipe.checks import check_int, check_name, explaining
 from torchdata.datapipes._pipe.declared_length import DeclaredLength
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.stores.listing import ListsRoots
 from torchdata.datapipes.iter.stores.remote_file import LoadsObjects, ObjectRecipe, RemoteFile
 from torchdata.datapipes.iter.streams.pairs import source_pipe
@@ -105,7 +104,6 @@ class _OfCluster:
         self._cluster = _cluster(self, url, timeout)
 
 
-@functional_datapipe("list_files_by_ais")
 class AISFileLister(_OfCluster, DeclaredLength, ListsRoots):
     """Lists objects in an AIStore cluster: yields the URLs that begin with given prefixes.
 
@@ -219,7 +217,6 @@ class _AISObject(RemoteFile[_AISRecipe]):
         return OSError(f"{pipe} cannot read {shown(self.name)} beyond {location}: {reason}")
 
 
-@functional_datapipe("load_files_by_ais")
 class AISFileLoader(_OfCluster, LoadsObjects):
     """Opens objects of an AIStore cluster: yields pairs of URL and stream.
 

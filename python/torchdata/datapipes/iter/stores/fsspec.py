@@ -17,7 +17,6 @@ from torchdata._handlers import FailuresSuppressed
 from torchdata._optional import optional_import, require
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int, on_failure
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.retrying import retried
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -39,7 +38,6 @@ def _is_local(fs: Any) -> bool:
     return isinstance(fs, LocalFileSystem)
 
 
-@functional_datapipe("list_files_by_fsspec")
 class FSSpecFileLister(ListsFolders):
     """Yields the URLs of the files and directories in one or several directories of any file system of fsspec.
 
@@ -149,7 +147,6 @@ class _FSSpecRecipe:
         return f"_FSSpecRecipe({shown(self.url)}, {self.mode!r})"
 
 
-@functional_datapipe("open_files_by_fsspec")
 class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
@@ -199,7 +196,6 @@ class FSSpecFileOpener(OpensFiles):
         return _FSSpecRecipe(type(self).__name__, name, self.mode, *options, self.max_retries, count)
 
 
-@functional_datapipe("save_by_fsspec")
 class FSSpecSaver(SavesItems):
     """Writes each pair of metadata and data to a file with fsspec, and yields the URL of the written file.
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.stores.listing import ListsFolders, OpensFiles
 from torchdata.datapipes.iter.streams.atomic_files import appearing
@@ -67,7 +66,6 @@ class _HasPathManager:
         self.pathmgr.register_handler(handler, allow_override=allow_override)
 
 
-@functional_datapipe("list_files_by_iopath")
 class IoPathFileLister(_HasPathManager, ListsFolders):
     """Lists one or several directories with iopath: yields the paths of files and subdirectories.
 
@@ -120,7 +118,6 @@ class _IoPathRecipe:
         return f"_IoPathRecipe({shown(self.path)}, {self.mode!r})"
 
 
-@functional_datapipe("open_files_by_iopath")
 class IoPathFileOpener(_HasPathManager, OpensFiles):
     """Opens files by iopath: yields pairs of path and stream.
 
@@ -154,7 +151,6 @@ class IoPathFileOpener(_HasPathManager, OpensFiles):
         return _IoPathRecipe(self.pathmgr, name, self.mode)
 
 
-@functional_datapipe("save_by_iopath")
 class IoPathSaver(_HasPathManager, SavesItems):
     """Writes each pair of metadata and data to a file with iopath, and yields the path of the written file.
 

@@ -14,7 +14,6 @@ from torchdata._optional import require
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int, check_name, check_optional_int
 from torchdata.datapipes._pipe.declared_length import DeclaredLength
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.stores.listing import ListsRoots, check_options
 from torchdata.datapipes.iter.stores.remote_file import LoadsObjects
 from torchdata.datapipes.iter.stores.s3_client import DEFAULT_RETRIES, S3Error, S3Settings, explaining_s3, split_url
@@ -48,7 +47,6 @@ def _settings(
     return S3Settings(name, timeout, region, endpoint, check_options(name, "config", config), retries)
 
 
-@functional_datapipe("list_files_by_s3")
 class S3FileLister(DeclaredLength, ListsRoots):
     """Yields URLs in S3, Google Cloud Storage (`gs://`) or Azure (`az://`) that begin with a prefix.
 
@@ -166,7 +164,6 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
     return False
 
 
-@functional_datapipe("load_files_by_s3")
 class S3FileLoader(LoadsObjects):
     """Opens objects of S3, Google Cloud Storage and Azure: yields pairs of URL and stream.
 

@@ -19,14 +19,12 @@ from torchdata.datapipes._pipe.arrow_tables import is_of_arrow, tables_of
 from torchdata.datapipes._pipe.checks import check_optional_int, check_source
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names
 from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 __all__ = ["ArrowReader", "LanceReader"]
 
 
-@functional_datapipe("read_arrow")
 class ArrowReader(IterDataPipe[Any]):
     """Reads a table part by part, in the order of the source: yields rows, or frames of many rows.
 
@@ -199,7 +197,6 @@ class ArrowReader(IterDataPipe[Any]):
         raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
 
 
-@functional_datapipe("read_lance")
 class LanceReader(ArrowReader):
     """Reads rows of a Lance dataset by their indices, and yields single rows, or frames that contain several rows.
 

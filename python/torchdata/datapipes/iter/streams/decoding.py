@@ -7,14 +7,12 @@ from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_callable, explaining
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.streams.pairs import path_and_stream, source_pipe
 from torchdata.datapipes.utils.decoder import Decoder, basichandlers, extension_extract_fn, imagehandler
 
 __all__ = ["RoutedDecoder"]
 
 
-@functional_datapipe("routed_decode")
 class RoutedDecoder(ItemByItem[tuple[str, Any]]):
     """Decodes files: yields pairs of path and the result of the first handler that can decode the content.
 

@@ -13,7 +13,6 @@ from torchdata._reporting import name_item, warn_outside
 from torchdata.datapipes._pipe.checks import check_optional_int, explaining
 from torchdata.datapipes._pipe.declared_length import DeclaredLength
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -39,7 +38,6 @@ def matches(name: str, masks: str | list[str]) -> bool:
     return any(fnmatch.fnmatch(name, mask) for mask in ((masks,) if isinstance(masks, str) else masks))
 
 
-@functional_datapipe("list_files")
 class FileLister(DeclaredLength, IterDataPipe[str]):
     """Yields the paths of the files in one or several directories.
 
@@ -178,7 +176,6 @@ class FileLister(DeclaredLength, IterDataPipe[str]):
         return files, subdirectories
 
 
-@functional_datapipe("open_files")
 class FileOpener(DeclaredLength, ItemByItem[tuple[str, StreamWrapper]]):
     """Opens files: yields pairs of path and stream.
 
@@ -221,7 +218,6 @@ class FileOpener(DeclaredLength, ItemByItem[tuple[str, StreamWrapper]]):
         return path, StreamWrapper(file_obj, recipe=recipe)
 
 
-@functional_datapipe("read_from_stream")
 class StreamReader(HoldsStream[tuple[str, Any]]):
     """Reads streams: yields pairs of path and content, whole or in chunks. Empty streams yield nothing.
 

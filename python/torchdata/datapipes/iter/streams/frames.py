@@ -13,7 +13,6 @@ from torchdata._redacting import shown, shown_with_type
 from torchdata.datapipes._pipe.arrow_tables import is_of_arrow, tables_of
 from torchdata.datapipes._pipe.checks import check_optional_int, check_size, check_source, length_of
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names, check_device
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, can_seek, source_pipe
@@ -22,7 +21,6 @@ from torchdata.datapipes.utils._streams import FileRecipe, StreamWrapper, detach
 __all__ = ["DataFrameMaker", "ParquetDataFrameLoader"]
 
 
-@functional_datapipe("dataframe")
 class DataFrameMaker(IterDataPipe[Any]):
     """Creates data frames from consecutive rows.
 
@@ -92,7 +90,6 @@ class DataFrameMaker(IterDataPipe[Any]):
         return -(-length_of(self, self.source_dp) // self.dataframe_size)
 
 
-@functional_datapipe("load_parquet_as_df")
 class ParquetDataFrameLoader(HoldsStream[Any]):
     """Reads Parquet files: yields one data frame per row group, or frames of a given number of rows.
 

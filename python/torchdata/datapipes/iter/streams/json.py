@@ -9,13 +9,11 @@ from typing import Any
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import explaining
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.streams.pairs import pair_of, source_pipe
 
 __all__ = ["JsonParser"]
 
 
-@functional_datapipe("parse_json_files")
 class JsonParser(ItemByItem[tuple[str, Any]]):
     """Parses JSON files, each as a whole: yields pairs of path and value.
 

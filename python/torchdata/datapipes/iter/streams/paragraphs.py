@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_callable, check_source
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import pair_of
@@ -18,7 +17,6 @@ def _default_line_join(lines: list[Any]) -> Any:
     return (b"\n" if lines and isinstance(lines[0], bytes) else "\n").join(lines)
 
 
-@functional_datapipe("lines_to_paragraphs")
 class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
     r"""Joins consecutive lines of one file into paragraphs. An empty line, or a line of another file, ends a paragraph.
 

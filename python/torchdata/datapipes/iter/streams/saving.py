@@ -12,7 +12,6 @@ from torchdata._redacting import shown, shown_with_type
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_callable, explaining
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.iter.streams.atomic_files import appearing
 from torchdata.datapipes.iter.streams.pairs import can_seek, pair_of, source_pipe
@@ -26,7 +25,6 @@ _CHUNK = 1 << 20
 _DIGITS = {"sha256": 64, "md5": 32}
 
 
-@functional_datapipe("save_to_disk")
 class Saver(ItemByItem[str]):
     """Writes files: yields the path of each file when it is complete.
 
@@ -98,7 +96,6 @@ def _write(path: str, mode: str, data: Any) -> None:
         file.write(data)
 
 
-@functional_datapipe("check_hash")
 class HashChecker(ItemByItem[tuple[str, Any]]):
     """Verifies the hashes of files: yields each file with the expected hash, and raises an error for any other file.
 

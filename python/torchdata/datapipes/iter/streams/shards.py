@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_source
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes.datapipe import IterDataPipe
 
@@ -18,7 +17,6 @@ __all__ = ["ShardExpander"]
 _RANGE = r"\{([0-9]+)\.\.([0-9]+)\}"
 
 
-@functional_datapipe("shard_expand")
 class ShardExpander(Unfolding, IterDataPipe[str]):
     """Expands names such as `imagenet-{000..123}.tar` to the names of all shards.
 

@@ -17,7 +17,6 @@ from typing import Any
 from torchdata._redacting import shown
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, position_of, source_pipe
@@ -173,7 +172,6 @@ class _Text(HoldsStream[Any]):
         return detached(stream, self._start), {"skip": self._lines_before + self._lines_read()}
 
 
-@functional_datapipe("readlines")
 class LineReader(_Text):
     r"""Yields the lines of streams, as pairs of path and line.
 
@@ -269,7 +267,6 @@ class _CSV(_Text):
         return 0 if self._reader is None else int(self._reader.line_num)
 
 
-@functional_datapipe("parse_csv")
 class CSVParser(_CSV):
     """Yields the rows of CSV files, as lists of str.
 
@@ -319,7 +316,6 @@ class CSVParser(_CSV):
         return map(tuple, reader) if self._as_tuple else iter(reader)
 
 
-@functional_datapipe("parse_csv_as_dict")
 class CSVDictParser(_CSV):
     """Yields the rows of CSV files as dicts, with the fields of each file's first row as keys.
 

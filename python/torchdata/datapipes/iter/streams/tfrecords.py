@@ -17,7 +17,6 @@ from torchdata import _native
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.datapipes._pipe.declared_length import DeclaredLength
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes.iter.streams.pairs import HoldsStream, position_of, source_pipe
 from torchdata.datapipes.utils._streams import detached
@@ -38,7 +37,6 @@ _LONGEST = (1 << 31) - 1
 _NUMBERS = "biufc"
 
 
-@functional_datapipe("load_from_tfrecord")
 class TFRecordLoader(DeclaredLength, HoldsStream[dict[str, Any]]):
     """Reads TFRecord files of `tf.train.Example` and `tf.train.SequenceExample`: yields a dict per record.
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_source, on_failure
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import checked_state, state
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.datapipe import IterDataPipe
@@ -25,7 +24,6 @@ __all__ = ["WebDataset"]
 _GENERATION = 1 << 15
 
 
-@functional_datapipe("webdataset")
 class WebDataset(IterDataPipe[dict[str, Any]]):
     """Groups consecutive files into one dict if their names differ only in the extension.
 

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_callable
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import T_co
 from torchdata.datapipes.iter.threads.prefetching import _fill, _PrefetchBase, _PrefetchData
 from torchdata.datapipes.utils.pinning import pin_memory_fn as _default_fn
@@ -21,7 +20,6 @@ from torchdata.datapipes.utils.pinning import pin_memory_fn as _default_fn
 __all__ = ["PinMemory"]
 
 
-@functional_datapipe("pin_memory")
 class PinMemory(_PrefetchBase[T_co]):
     """Copies items to pinned memory in a thread, one item ahead of the consumer. With worker processes, this pipe runs
     in the main process.

@@ -22,7 +22,6 @@ from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._threads import Latch, are_there_any
 from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of, on_failure
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.halting import Halt, Lead, await_beginning
 from torchdata.datapipes._pipe.state.layout import HeldItems
@@ -333,7 +332,6 @@ def pipes_with_threads(datapipe: Any) -> list[_PrefetchBase[Any]]:
     return [pipe for pipe in reversed(graph_of(datapipe).pipes) if isinstance(pipe, _PrefetchBase)]
 
 
-@functional_datapipe("prefetch")
 class Prefetcher(_PrefetchBase[T_co]):
     """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the work of later pipes.
 

@@ -36,7 +36,6 @@ from torchdata._ranks.group import (
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_source, no_length
 from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.streams import close_dropped
@@ -255,7 +254,6 @@ def _failing(error: BaseException) -> Iterator[Any]:
     raise error
 
 
-@functional_datapipe("fullsync")
 class FullSync(_PrefetchBase[T_co]):
     """Ends the iteration on all ranks as soon as one rank runs out of items, so that all ranks yield equally many
     items.

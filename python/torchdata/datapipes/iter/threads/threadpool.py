@@ -26,7 +26,6 @@ from torchdata.datapipes._pipe.checks import (
 from torchdata.datapipes._pipe.columns import replacing_columns
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.item_by_item import SameLength
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import fits, state
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes.datapipe import IterDataPipe, R, T, T_co
@@ -121,7 +120,6 @@ class _Results(Iterator[Any]):
             self._pool.close()
 
 
-@functional_datapipe("threadpool_map")
 class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     """Applies a function to every item, or to columns of it, in several threads. Results keep the source's order.
 

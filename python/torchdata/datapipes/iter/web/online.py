@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 from torchdata._handlers import is_of_handler
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.item_by_item import SameLength
-from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import source_pipe
@@ -65,7 +64,6 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
                     warn_outside(f"{error}, skipping...")
 
 
-@functional_datapipe("read_from_http")
 class HttpReader(_UrlReader):
     """Opens files at HTTP URLs: yields pairs of URL and binary stream.
 
@@ -108,7 +106,6 @@ class HttpReader(_UrlReader):
     """
 
 
-@functional_datapipe("read_from_gdrive")
 class GDriveReader(_UrlReader):
     """Opens files of Google Drive by their links: yields pairs of file name and binary stream.
 
@@ -138,7 +135,6 @@ class GDriveReader(_UrlReader):
         return self._drive
 
 
-@functional_datapipe("read_from_remote")
 class OnlineReader(_UrlReader):
     """Opens files at URLs: URLs at drive.google.com and docs.google.com as `GDriveReader`, others as `HttpReader`.
 
