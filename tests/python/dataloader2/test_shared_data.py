@@ -605,7 +605,7 @@ def test_a_tensor_is_not_moved_while_another_thread_runs(moved: Any) -> None:
 def test_the_memory_of_moved_tensors_is_released_with_the_tensors(moved: Any) -> None:
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(40):  # more than `_MOST_PICKLES`
-        assert moved([tensor := large()], tensor)[0]
+    for tensor in (large() for _ in range(40)):  # more than `_MOST_PICKLES`
+        assert moved([tensor], tensor)[0]
     del tensor
     assert len(os.listdir("/proc/self/fd")) == before
