@@ -56,14 +56,17 @@ def move_tensors(buffers: list[Any]) -> None:
             places[start] = [shared, first, last, whole]
             moved = TensorBytes((whole.ctypes.data + first, whole.ctypes.data + last), places[start])
             _moved[moved.span[0]], storage = moved, storage_over(numpy.asarray(moved))
-            new += [one.new_empty(0).set_(storage, one.storage_offset(), one.shape, one.stride()) for one in tensors]
+            with torch.inference_mode(False):
+                new += [
+                    one.new_empty(0).set_(storage, one.storage_offset(), one.shape, one.stride()) for one in tensors
+                ]
     for start, (shared, first, _, _) in places.items():
         for number, block in blocks[start].items():
             buffers[number] = shared, *(first + bound - start for bound in block.span)
-    others = [frame for thread, frame in sys._current_frames().items() if thread != threading.get_ident()]
+    others = sys._current_frames().keys() - {threading.get_ident()}
     is_unchanged = versions == [one._version for one in old] and all(_only_users(blocks[start]) for start in users)
-    # A thread that waits in `Condition.wait` is not in the middle of an operation on a tensor.
-    if is_unchanged and all(frame.f_code is threading.Condition.wait.__code__ for frame in others):
+    # Another thread could be using a tensor, or could begin to do so before the tensors are moved.
+    if is_unchanged and not others:
         any(map(vars(torch._C.TensorBase)["data"].__set__, old, new))  # one call, which no signal handler interrupts
 
 

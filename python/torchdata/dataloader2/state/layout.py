@@ -285,9 +285,9 @@ def _position(plain: Any) -> Position:
         sealed = plain.get(name, b"")
         if sealed is not None and type(sealed) is not bytes:
             raise ValueError(f"its {name!r} is not a snapshot")
-    found = (plain["workers"], plain["without_held"])
+    found = (plain["workers"], plain.get("without_held"))
     workers, without_held = (None if each is None else _workers(each) for each in found)
-    shards = None if plain["shards"] is None else _shards(plain["shards"])
+    shards = None if plain.get("shards") is None else _shards(plain["shards"])
     if plain["in_main"] and shards is not None:
         raise ValueError("it has shards, although the main process ran the pipeline")
     for each in workers, without_held:
