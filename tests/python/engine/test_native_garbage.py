@@ -225,6 +225,7 @@ def test_every_class_is_tried_here_or_holds_no_objects():
         "Carrier",
         "Finalized",
         "HandingIterator",
+        "HeldLock",
         "IterationToken",
         "LeasedBuffer",
         "Link",

@@ -7,7 +7,6 @@ from fresh_processes import run_python
 WAYS = """
 import importlib, pickle, sys
 import torchdata.datapipes
-
 import torchdata.datapipes.iter as iter_pipes, torchdata.datapipes.map as map_pipes
 
 way = sys.argv[1]
