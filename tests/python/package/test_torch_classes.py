@@ -211,7 +211,7 @@ def test_earlier_pipes_and_streams_are_instances_of_torch_s_classes_once_it_is_i
         "    exec(before, space)\n"
         "assert 'torch' not in sys.modules\n"
         "finders = len(sys.meta_path)\n"
-        "import torch.utils.data\n"
+        "import torch.utils.data, numpy.random\n"
         "assert len(sys.meta_path) == finders - 1\n"
         "for (_, behind), space in zip(programs, spaces):\n"
         "    exec(behind, space)\n"
