@@ -1,8 +1,8 @@
 """The pipeline of a loader: the pipe graph, and the service that runs it.
 
-A loader runs copies of the user's graph and service. The loader stores a second, unchanged copy of the graph and of the
-service, from which it can recreate the running copies. Only the thread that begins an epoch or loads a state may change
-the graph or the service.
+A loader runs copies of the user's graph and service. The loader also stores an unchanged copy of both, and can recreate
+the running copies from this copy. Only the thread that begins an epoch or loads a state may change the graph or the
+service.
 """
 
 from __future__ import annotations

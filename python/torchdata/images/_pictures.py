@@ -130,7 +130,7 @@ class _Jpeg(DecodablePicture):
     def part(self, region: tuple[float, ...]) -> tuple[Any, int, int]:
         from torchdata._native import decode_jpeg_part
 
-        # The part is larger by one block of 16 pixels on each side, so that its pixels equal those of the whole image.
+        # The part is larger by one block of 16 pixels on each side, so that its pixels are as in the whole image.
         margin, channels = 16 // self.by, _CHANNELS[self.mode]
         left, top = (max(0, math.floor(edge) // margin - 1) * margin for edge in region[:2])
         width = min(self.width, math.ceil(region[2]) + margin) - left

@@ -22,7 +22,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.stateful_dataloader._generators import GLOBAL, put_back_afterwards, whole
 
-#: The classes in which PyTorch's `DataLoader` wraps pipes.
+#: PyTorch's `DataLoader` wraps pipes in objects of these classes.
 PIPE_WRAPPERS = _IterDataPipeSerializationWrapper, _MapDataPipeSerializationWrapper
 
 

@@ -16,7 +16,7 @@ impl Drop for Decoder {
 }
 
 thread_local! {
-    // SAFETY: the call has no preconditions, and returns null if there is not enough memory.
+    // SAFETY: any thread may call this function, which returns null if there is not enough memory.
     static DECODER: Decoder = Decoder(unsafe { turbo::tj3Init(turbo::TJINIT_TJINIT_DECOMPRESS as c_int) });
 }
 
@@ -25,7 +25,7 @@ thread_local! {
 ///
 /// # Arguments
 /// * `part` - the left edge, the top edge, the width and the height in pixels of the reduced image.
-/// * `reduction` - the factor by which the decoder reduces the image: 1, 2, 4 or 8.
+/// * `reduction` - how much smaller the decoder makes the image: by a factor of 1, 2, 4 or 8.
 /// * `channels` - 3 for RGB, 1 for gray.
 pub fn decode_part(content: &[u8], part: [u32; 4], reduction: u32, channels: u32, out: &mut [u8]) -> bool {
     let [x, y, w, h] = part.map(|number| number as c_int);

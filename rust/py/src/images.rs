@@ -49,7 +49,7 @@ pub fn resize_pixels(
 ///
 /// # Arguments
 /// * `part` - the left edge, the top edge, the width and the height in pixels of the reduced image.
-/// * `reduction` - the factor by which the decoder reduces the image: 1, 2, 4 or 8.
+/// * `reduction` - how much smaller the decoder makes the image: by a factor of 1, 2, 4 or 8.
 /// * `out` - the buffer for the decoded pixels, which are stored without gaps.
 #[pyfunction]
 pub fn decode_jpeg_part(
@@ -82,7 +82,7 @@ pub fn decode_jpeg_part(
 /// The buffers must be contiguous, and must not overlap. If Python code writes to the buffers meanwhile, only the pixels in
 /// the result are wrong.
 unsafe fn slices<'a>(from: &'a PyBuffer<u8>, to: &'a mut PyBuffer<u8>) -> (&'a [u8], &'a mut [u8]) {
-    // SAFETY: the buffers exist as long as the references to them, and the caller guarantees the rest.
+    // SAFETY: the references keep the buffers alive, and the caller guarantees that they are contiguous and do not overlap.
     unsafe {
         (
             std::slice::from_raw_parts(from.buf_ptr().cast(), from.len_bytes()),

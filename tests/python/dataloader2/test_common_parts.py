@@ -354,12 +354,10 @@ def is_kept_in_second_epoch(item: Any) -> bool:
     return item[1] != 2 or item[2] % 4 != 1 or item[2] > 30
 
 
-def as_numbers(item: Any) -> Any:
-    return int(item[0][0]), item[1]
-
-
 CHANGING: dict[str, Callable[[], Any]] = {
-    "reused": lambda: ReusingCounter(numbers(40).map(drawn)).sharding_filter().map(as_numbers).batch(3),
+    "reused": lambda: (
+        ReusingCounter(numbers(40).map(drawn)).sharding_filter().map(lambda item: (int(item[0][0]), item[1])).batch(3)
+    ),
     "late": lambda: PositionCounter(numbers(40)).sharding_filter().filter(is_kept_in_second_epoch),
 }
 

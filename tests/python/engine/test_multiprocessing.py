@@ -14,10 +14,6 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from waiting import wait_for
 
 
-def with_random(x):
-    return x, random.random(), float(np.random.random())
-
-
 def sharded(n, shuffle=False):
     datapipe = IterableWrapper(range(n))
     if shuffle:
@@ -51,7 +47,8 @@ def test_without_sharding_every_worker_yields_all_items_with_a_warning():
 
 def test_global_generators_are_seeded_for_each_worker_and_epoch():
     def run(seed):
-        with loader(IterableWrapper(range(8)).sharding_filter().map(with_random)) as dl:
+        numbers = IterableWrapper(range(8)).sharding_filter()
+        with loader(numbers.map(lambda x: (x, random.random(), float(np.random.random())))) as dl:
             dl.seed(seed)
             return [list(dl), list(dl)]
 

@@ -89,10 +89,6 @@ def exiting_init(datapipe, worker_info):
     return datapipe
 
 
-def exiting_reset(datapipe, worker_info, seed_generator):
-    sys.exit()
-
-
 def stopping_init(datapipe, worker_info):
     raise StopIteration
 
@@ -104,7 +100,7 @@ def stopping_init(datapipe, worker_info):
         ({"worker_reset_fn": failing_reset}, LookupError, "Caught LookupError in worker process 0"),
         ({"worker_init_fn": lambda *_: None}, TypeError, "worker_init_fn must return"),
         ({"worker_init_fn": exiting_init}, RuntimeError, "Caught SystemExit in worker process 1"),
-        ({"worker_reset_fn": exiting_reset}, RuntimeError, "Caught SystemExit in worker process 0"),
+        ({"worker_reset_fn": lambda *_: sys.exit()}, RuntimeError, "Caught SystemExit in worker process 0"),
         ({"worker_init_fn": stopping_init}, RuntimeError, "Caught StopIteration in worker process 0"),
     ],
 )

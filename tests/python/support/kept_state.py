@@ -1,4 +1,4 @@
-"""Defines the base class of objects whose state consists of some of their attributes."""
+"""Defines a base class of objects with a state that consists of some attributes."""
 
 from typing import Any, ClassVar
 

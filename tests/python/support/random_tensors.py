@@ -78,20 +78,13 @@ def item(draw):
     tensors = [view(draw, draw.choice(storages)) for _ in range(count)]
     if count == 1 and draw.random() < 0.5:
         return tensors[0]
-    wrapped = [draw.choice([same, same, same, in_pair, in_dict])(tensor) for tensor in tensors]
+    forms = [
+        *[lambda tensor: tensor] * 3,
+        lambda tensor: Pair(tensor, 1),
+        lambda tensor: {"tensor": tensor, "number": 1},
+    ]
+    wrapped = [draw.choice(forms)(tensor) for tensor in tensors]
     return draw.choice([list, tuple])(wrapped)
-
-
-def same(tensor):
-    return tensor
-
-
-def in_pair(tensor):
-    return Pair(tensor, 1)
-
-
-def in_dict(tensor):
-    return {"tensor": tensor, "number": 1}
 
 
 def pickled(sent):

@@ -152,13 +152,7 @@ class LiveState(CountsEpochs):
         self.live["position"] = value
         self.live["history"][0][0] = value
 
-    @property
-    def epoch(self) -> Any:
-        return self.live["epoch"]
-
-    @epoch.setter
-    def epoch(self, value: int) -> None:
-        self.live["epoch"] = value
+    epoch = property(lambda self: self.live["epoch"], lambda self, value: self.live.update(epoch=value))
 
     def state_dict(self) -> Any:
         return self.live

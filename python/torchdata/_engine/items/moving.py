@@ -28,8 +28,8 @@ from torchdata._native import is_portable
 _LEAST_BYTES = 1 << 20
 #: The largest number of `SharedPickle` objects with moved storages. Each such object uses two file descriptors.
 _MOST_PICKLES = 32
-#: The memory of each moved storage by its address, until the last tensor that uses the memory is deleted. The owner of
-#: the memory is its place: (shared pickle, start, end, mapping of the shared pickle).
+#: The memory of each moved storage by its address, until the last tensor that uses the memory is deleted. The owners of
+#: the memory are: the shared pickle, the start and the end of the memory in it, and a mapping of the shared pickle.
 _moved: weakref.WeakValueDictionary[int, TensorBytes] = weakref.WeakValueDictionary()
 
 
@@ -77,8 +77,8 @@ def _is_unchanged(moved: TensorBytes) -> bool:
 
 
 def _only_users(blocks: dict[int, TensorBytes]) -> list[Any]:
-    """Returns the dataset's tensors that use a storage, and the tensors of which they are views. Returns an empty list
-    if other objects may use the storage, or if the storage cannot be moved for another reason.
+    """Returns the dataset's tensors that use a storage, and the base tensors of these tensors. Returns an empty list if
+    other objects may use the storage, or if the storage cannot be moved for another reason.
     """
     found = [one for block in blocks.values() for one in block.owners]
     if found[0].untyped_storage().nbytes() < _LEAST_BYTES:

@@ -10,6 +10,7 @@ process name (a `ChildName`), and unpickling this name runs the code that must p
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import gc
 import mmap
@@ -20,6 +21,7 @@ import re
 import struct
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import process, reduction
@@ -100,6 +102,8 @@ _LENGTH = struct.Struct("<Q")
 _SEALS = (
     fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL if sys.platform == "linux" else 0
 )
+#: The number of seconds after which a memory file that cannot be sealed causes an error.
+_SEALING = 10.0
 _warned = False
 
 
@@ -138,6 +142,18 @@ def warn_of_lacks() -> None:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def _seal(descriptor: int) -> None:
+    until = time.monotonic() + _SEALING
+    while True:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+            return
+        except OSError as error:  # EBUSY: the kernel still uses pages of the file, and soon releases them
+            if error.errno != errno.EBUSY or time.monotonic() > until:
+                raise
+        time.sleep(0.001)
 
 
 class SharedPickle:
@@ -191,7 +207,7 @@ class SharedPickle:
             file.write(index)
             file.write(_LENGTH.pack(len(index)))
         if is_sealed:
-            fcntl.fcntl(self._owned.fileno(), fcntl.F_ADD_SEALS, _SEALS)
+            _seal(self._owned.fileno())
 
     def load(self, loads: Callable[[bytes | memoryview, list[Any]], Any], is_permanent: bool = False) -> Any:
         """Unpickles the object. If `is_permanent` is True, `bytes` objects use the shared memory without a copy, and

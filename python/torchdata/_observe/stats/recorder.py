@@ -117,7 +117,7 @@ class Recorder:
 
     def _note_beginning(self) -> None:
         # Reading the counters takes a large part of the time between two epochs, so an epoch that soon follows another
-        # epoch uses the other epoch's reading.
+        # epoch uses the reading of the earlier epoch.
         is_recent = self._since is not None and time.monotonic() - self._began < LEAST / 100
         if not self._is_wait_reported and self.board is not None and not is_recent:
             pages = self.board.read()

@@ -40,7 +40,7 @@ class Caches:
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
         self._is_new, self._was_empty = True, False
-        #: The epoch whose items fill the caches, or have filled them. `_lacks_start`: whether no snapshot from the
+        #: The epoch that fills the caches, or has filled them. `_lacks_start`: whether no snapshot from the
         #: beginning of this epoch exists.
         self._filled: Filled | None = None
         self._lacks_start = False

@@ -112,8 +112,8 @@ def random_state(*, lasts: bool = False) -> Any:
 
 def fits(value: Any, *forms: Any) -> bool:
     """Returns whether a loaded value has one of the forms: a type, None, a range, a function that returns whether the
-    value is valid, a list with the form of all members, or a dict, tuple or list with the form of each member. `int`
-    stands for a number of items."""
+    value is valid, a list with the form of all members, or a dict, tuple or list with the form of each member. The form
+    `int` means a number of items."""
     return any(_fits(value, form) for form in forms)
 
 

@@ -109,8 +109,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     data_attributes = frozenset({"iterable"})
     #: The object that reads an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. `_loaded` is the state from
-    #: which the next iteration resumes.
+    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. The next
+    #: iteration resumes from the state `_loaded`.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
     #: For an iterator that cannot be copied: whether the current epoch (`_was_read`) or the previous epoch

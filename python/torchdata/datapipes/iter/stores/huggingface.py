@@ -48,7 +48,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
     _data: Any = state(saved=False)
     _rows: int = state(0)  # the number of rows that the next iteration skips, if the data set is not streamed
-    #: The state of a streamed data set with which the next iteration resumes.
+    #: The state of a streamed data set. The next iteration resumes from this state.
     _position: Any = checked_state((dict, None))
 
     def __init__(self, dataset: str, **config_kwargs: Any) -> None:
