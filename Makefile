@@ -240,6 +240,7 @@ test-pythons: wheel ## Test the wheel with each installed CPython from 3.12 to 3
 .PHONY: chroot
 chroot: ## CPython 3.14 and 3.15 for test-pythons and release-check, from Debian's development branch; as root, with debootstrap
 	@command -v debootstrap > /dev/null || { echo "error: debootstrap is not installed: apt-get install debootstrap" >&2; exit 1; }
+	mkdir -p $(dir $(CHROOT))
 	debootstrap --variant=minbase --include=ca-certificates,python3.14-venv,python3.15-venv sid $(CHROOT) http://deb.debian.org/debian
 
 # cargo also succeeds if no test has run, so `some_ran` fails in this case.
