@@ -24,7 +24,13 @@ from torchdata.stateful_dataloader._generators import GLOBAL, encoded
 from torchdata.stateful_dataloader._layout import BatchesState
 from torchdata.stateful_dataloader._pipes import source_of
 from torchdata.stateful_dataloader._position import UNKNOWN, EpochState, LoaderFacts, OrderState, ReadingPosition
-from torchdata.stateful_dataloader.sampler import BatchIndices, BatchSampler, RandomIndices, RandomSampler
+from torchdata.stateful_dataloader.sampler import (
+    BatchIndices,
+    BatchSampler,
+    RandomIndices,
+    RandomSampler,
+    StatefulDistributedSampler,
+)
 
 StateAt = Callable[[Moments], EpochState]
 
@@ -155,7 +161,7 @@ def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
     if state.is_over:
         return state
     order, size = _other_order(there, here), _other_size(state, loader)
-    if (order or size) and loader._dataset_kind == 0 and state.order.yielded == 0:
+    if (order or size) and loader._dataset_kind == 0 and _is_before_first_batch(state, loader):
         return state._replace(unstarted=True)
     if order and strict:
         raise ValueError(order)
@@ -168,6 +174,13 @@ def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
     _check_epoch(state, loader, strict)
     _check_workers(state, loader)
     return state
+
+
+def _is_before_first_batch(state: EpochState, loader: Any) -> bool:
+    """Returns False if a user's sampler has drawn a batch: the saved state of this sampler is from after that batch."""
+    sampler = innermost_of(loader._index_sampler)
+    is_users = is_stateful(sampler) and not isinstance(sampler, StatefulDistributedSampler)
+    return state.order.yielded == 0 and not (state.order.indices and is_users)
 
 
 def _other_order(there: LoaderFacts, here: LoaderFacts) -> str:
@@ -200,7 +213,7 @@ def _other_size(state: EpochState, loader: Any) -> str:
         why = "the dataset does not have a position for each sample, so the position is a number of batches"
     elif type(index_sampler) is not BatchSampler:
         why = f"the position in the {type(index_sampler).__name__} is a number of batches. Give the loader `batch_size`"
-    elif state.order.indices:
+    elif state.order.indices and state.order.yielded:
         why = "it holds batches that were drawn but not delivered, because it was saved with in_order=False"
     else:
         return ""

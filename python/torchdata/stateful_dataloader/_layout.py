@@ -70,12 +70,14 @@ class IndicesState(NamedTuple):
 
 
 class BatchesState(NamedTuple):
-    """The state of an iterator over batches of indices. Missing states are UNKNOWN."""
+    """The state of an iterator over batches of indices. Missing states are UNKNOWN. `rest` contains indices of later
+    batches that the sampler has already returned."""
 
     samples_yielded: int
     sampler_iter_state: Any = UNKNOWN
     sampler_state: Any = UNKNOWN
     ended: bool = False
+    rest: Any = UNKNOWN
 
     def dump(self) -> dict[str, Any]:
         return {name: part for name, part in self._asdict().items() if part is not UNKNOWN and part is not False}

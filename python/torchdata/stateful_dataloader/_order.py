@@ -419,7 +419,11 @@ class IndexOrder:
             pass_over(self._iterator, drawn)
         self._pass_batches(state.indices_since, state.batch_size)
         self.drawn = drawn
-        self._pending.extend(state.indices)
+        if isinstance(self._iterator, BatchIndices) and state.indices and state.batch_size not in (None, self._size):
+            self._iterator.put_back([index for batch in state.indices for index in batch])
+            self.drawn = state.yielded
+        else:
+            self._pending.extend(state.indices)
         self._is_kept = self._keeps_position
 
     def _replay(self, first: Moment, state: OrderState) -> None:

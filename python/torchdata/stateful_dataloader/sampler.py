@@ -196,7 +196,7 @@ class BatchIndices(Iterator[list[int]]):
         #: Whether the sampler has returned all indices. `_dropped` is the number of indices at the end that did not
         #: fill a batch.
         self.has_ended, self._dropped = False, 0
-        #: The indices of the next batch that were read before Ctrl-C interrupted `__next__`.
+        #: Indices of later batches that were already read: before Ctrl-C interrupted `__next__`, or for larger batches.
         self._batch: list[int] = []
 
     @property
@@ -212,17 +212,22 @@ class BatchIndices(Iterator[list[int]]):
             self.inner = iter(self._batches.sampler)
         size = self._batches.batch_size
         if type(self.inner) is not RandomIndices:
-            self._batch.extend(itertools.islice(self.inner, size - len(self._batch)))
+            self._batch.extend(itertools.islice(self.inner, max(0, size - len(self._batch))))
         elif not self._batch:
             self._batch = self.inner.take(size)
-        batch, count = self._batch, len(self._batch)
+        batch, rest = self._batch[:size], self._batch[size:]
+        count = len(batch)
         if not batch or (self._batches.drop_last and count < size):
             self._dropped, self.has_ended, self._batch = count, True, []
             raise StopIteration
         # KeyboardInterrupt cannot be raised in the following lines, which contain neither calls nor loops.
         self.samples_yielded += count
-        self.has_ended, self._batch = count < size, []
+        self.has_ended, self._batch = count < size, rest
         return batch
+
+    def put_back(self, indices: list[int]) -> None:
+        self._batch = [*indices, *self._batch]
+        self.samples_yielded -= len(indices)
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
         """Skips `count` indices of the sampler; the last `most_missing` of these indices may be missing because the
@@ -237,7 +242,7 @@ class BatchIndices(Iterator[list[int]]):
         sampler, inner = self._batches.sampler, self.inner
         own = sampler.state_dict() if is_stateful(sampler) else UNKNOWN
         of_inner = inner.state_dict() if is_stateful(inner) else self._inner_before(0)
-        return BatchesState(self.samples_yielded, of_inner, own, self.has_ended).dump()
+        return BatchesState(self.samples_yielded, of_inner, own, self.has_ended, self._batch[:] or UNKNOWN).dump()
 
     def state_before(self, count: int) -> dict[str, Any]:
         """Returns the state before the last `count` samples. The returned state does not contain the state of a
@@ -254,7 +259,7 @@ class BatchIndices(Iterator[list[int]]):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         sampler = self._batches.sampler
-        self.samples_yielded, of_iterator, of_sampler, ended = parse_indices(BatchesState, state_dict)
+        self.samples_yielded, of_iterator, of_sampler, ended, rest = parse_indices(BatchesState, state_dict)
         self.has_ended, self._dropped, self._batch = False, 0, []
         restored = of_sampler is not UNKNOWN and is_stateful(sampler)
         if restored:
@@ -263,7 +268,9 @@ class BatchIndices(Iterator[list[int]]):
         if of_iterator is not UNKNOWN and is_stateful(iterator):
             load_into(iterator, of_iterator)
             restored = True
-        if not restored and not isinstance(sampler, _InfiniteConstantSampler):
+        if restored:
+            self._batch = [] if rest is UNKNOWN else [*rest]
+        elif not isinstance(sampler, _InfiniteConstantSampler):
             pass_over(self.inner, self.samples_yielded)
         self.has_ended = flag({"ended": ended}, "ended")
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):

@@ -4,6 +4,8 @@ import collections
 import dataclasses
 import datetime
 import enum
+import multiprocessing
+import threading
 import types
 from typing import Any
 
@@ -147,3 +149,21 @@ def test_a_dataset_that_would_lose_values_on_the_way_to_a_spawned_worker_raises_
     loader = DataLoader2(pipe, reading_service=MultiProcessingReadingService(1, "spawn"))
     with pytest.raises(TypeError, match=LOST.format("Message", "stamp")):
         list(loader)
+
+
+def counted(total: Any, held: Any = None) -> Any:
+    def count(item: int) -> int:
+        with total.get_lock():
+            total.value += item
+        return item if held is None else 0
+
+    return count
+
+
+def test_a_local_function_with_a_lock_of_multiprocessing_runs_in_spawned_workers() -> None:
+    total = multiprocessing.get_context("spawn").Value("i", 0)
+    service, pipe = MultiProcessingReadingService(2, "spawn"), IterableWrapper(range(4)).sharding_filter()
+    assert list(DataLoader2(pipe.map(counted(total)), reading_service=service)) == [0, 1, 2, 3]
+    assert total.value == 6
+    with pytest.raises(TypeError, match="Mapper cannot be pickled: its attribute 'fn'"):
+        list(DataLoader2(pipe.map(counted(total, threading.Lock())), reading_service=service))

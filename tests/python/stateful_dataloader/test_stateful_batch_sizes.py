@@ -84,10 +84,12 @@ def test_positions_that_count_batches_are_refused_by_name(made: Any, message: st
         next(iter(run))
 
 
-def test_an_epoch_without_delivered_batches_starts_again_with_another_batch_size() -> None:
-    run = loader(4, "user's, stateful")
+@pytest.mark.parametrize("size", [3, 5])
+def test_before_the_first_batch_a_sampler_s_position_fits_another_batch_size(size: int) -> None:
+    run, whole = (loader(4, "user's, stateful") for _ in range(2))
+    assert flat(run) == flat(whole)
     iter(run)
-    run = loaded(loader(5, "user's, stateful"), run.state_dict())
-    batches = list(run)
-    assert [len(batch) for batch in batches] == [5] * 10
-    assert len({*flat(batches)}) == 50
+    run = loaded(loader(size, "user's, stateful"), run.state_dict())
+    first = next(iter(run)).tolist()
+    rest = flat(loaded(loader(7, "user's, stateful"), run.state_dict()))
+    assert [len(first), *first, *rest] == [size, *flat(whole)]

@@ -8,6 +8,7 @@ and reads items through a `Collector`.
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import sys
@@ -15,7 +16,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.context import BaseContext
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torchdata._engine import snapshots
 from torchdata._engine.items.codec import SharedMemoryHeld, dumps_by, refers_to_tensors
@@ -274,6 +275,35 @@ def _stop_counting(counting: Counting) -> None:
     counting.board.close_descriptor()
 
 
+class _PickledAtStart:
+    """A program that is pickled for each child while the child is being started, because the locks and queues of
+    multiprocessing can be pickled only then."""
+
+    def __init__(self, program: Program, start_method: str) -> None:
+        self.program, self.modules, self._start_method = program, program.modules, start_method
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import ForkingPickler
+
+        try:
+            return pickle.loads, (bytes(ForkingPickler.dumps(self.program)),)
+        except Exception as error:  # for example, a local function cannot be pickled
+            raise_if_of_handler(error)
+        from torchdata._by_value import ByValuePickler
+
+        file = io.BytesIO()
+
+        class AtStart(ByValuePickler):
+            dispatch_table: ClassVar[Any] = {**ForkingPickler(file).dispatch_table, **ByValuePickler.dispatch_table}
+
+        try:
+            AtStart(file, protocol=5).dump(self.program)
+        except Exception as error:
+            raise_if_of_handler(error)
+            raise TypeError(self.program.why_unpicklable(self._start_method, error)) from error
+        return pickle.loads, (file.getvalue(),)
+
+
 def _shared(program: Program, start_method: str) -> Program | SharedPickle:
     """Returns the program unchanged if the children inherit it, otherwise a pickle for all children."""
     if start_method not in ("spawn", "forkserver") or program.holds_shared_memory():
@@ -292,7 +322,7 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
     except Exception as error:
         raise_if_of_handler(error)
         if "inheritance" in str(error):
-            return program  # multiprocessing's locks can be pickled only while a process is being started
+            return _PickledAtStart(program, start_method)  # type: ignore[return-value]  # unpickling returns a `Program`
         raise TypeError(program.why_unpicklable(start_method, error)) from error
 
 
