@@ -88,6 +88,12 @@ def parse_indices(kind: Any, state: Any) -> Any:
     return kind(**{name: state[name] for name in kind._fields if name in state})
 
 
+def listed(value: Any, name: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise ValueError(f"the state is damaged: {name!r} is a {type(value).__name__}")
+    return value.copy()
+
+
 def count_in(state: Any, name: str) -> int:
     count = state.get(name) if isinstance(state, dict) else None
     if isinstance(count, int) and count < 0:
@@ -278,12 +284,10 @@ def _optional(saved: dict[str, Any], name: str, least: int = 0) -> int | None:
 
 
 def _parse_order(order: OrderState, ours: dict[str, Any]) -> OrderState:
-    indices, size, epoch = ours.get("indices", []), ours.get("batch_size"), ours.get("epoch")
-    if not isinstance(indices, list):
-        raise ValueError(f"the state is damaged: 'indices' is a {type(indices).__name__}")
+    size, epoch = ours.get("batch_size"), ours.get("epoch")
     moments = ours.get("generators", {})
     return order._replace(
-        indices=list(indices),
+        indices=listed(ours.get("indices", []), "indices"),
         indices_since=whole(ours.get("indices_since", 0), "indices_since"),
         ahead=whole(ours.get("ahead", 0), "ahead", most=_MOST_REPEATED),
         used_up=flag(ours, "used_up", False),

@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 from torchdata._stateful import is_stateful, load_into
 from torchdata.datapipes._pipe.seeking import seek
 from torchdata.stateful_dataloader._generators import decoded, encoded, flag, read, write
-from torchdata.stateful_dataloader._layout import BatchesState, IndicesState, count_in, parse_indices
+from torchdata.stateful_dataloader._layout import BatchesState, IndicesState, count_in, listed, parse_indices
 from torchdata.stateful_dataloader._position import UNKNOWN
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
@@ -269,7 +269,7 @@ class BatchIndices(Iterator[list[int]]):
             load_into(iterator, of_iterator)
             restored = True
         if restored:
-            self._batch = [] if rest is UNKNOWN else [*rest]
+            self._batch = [] if rest is UNKNOWN else listed(rest, "rest")
         elif not isinstance(sampler, _InfiniteConstantSampler):
             pass_over(self.inner, self.samples_yielded)
         self.has_ended = flag({"ended": ended}, "ended")
