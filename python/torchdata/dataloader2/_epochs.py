@@ -229,8 +229,8 @@ class EpochRun:
             self._counted = self.recorder.reading() if self.recorder.board is not None else None, of
         self.epochs += 1
         tracker.begin(position, strict)
-        self.is_iterating = True
         try:
+            self.is_iterating = True
             if service is not None:
                 if is_new:
                     pipeline.contract.agree_on_seeds(self.seeds.generator)

@@ -28,9 +28,9 @@ class GraphLoaderPlan(LoaderPlan):
         self.loader_seed = seed % 1000
         self.epochs = [(None, None)] * rng.choice([1, 2])
         self.armed = [False] * (len(self.epochs) + 1)  # in graphs, no function fails on purpose
-        self.lasts, self.shuffles = True, True
         self.draws_in_main = self.kind != "workers" and graph.graph.flavour == "global"
         self._choose_splits()
+        self.lasts = self.shuffles = True
         if self.splits is not None:  # A common part serves all shards only if few pipes follow the sharding filter.
             graph.sharing, graph.shares, graph.in_main = "filter", [0.999 - 0.3 * rng.random() ** 2], None
         self.main, self.before, self.after = [], [], []
