@@ -98,6 +98,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
         pipes::guard::guard_iterator, pipes::packing::row_bounds, pipes::packing::row_positions,
         pipes::sampling::sample_order, protocol::order_of, buffers::bytes_in_place,
         formats::pickle::check_plain_pickle, formats::tar::tar_file_header, formats::tar::tar_pax_records,
+        formats::words::words_of,
         images::decode_jpeg_part, images::resize_pixels, transport::links::drop_inherited, continue_with_parent, exit_with_parent,
         ignore_signal, name_process, is_portable, system_lacks, forking::fork_waits_for, watching::watch_with,
         watching::watch_before_fork, watching::watch_after_fork, watching::watch_is_over;

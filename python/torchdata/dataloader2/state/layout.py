@@ -16,6 +16,7 @@ from types import NoneType
 from typing import Any
 
 from torchdata._engine.snapshots import Account, KeptDispatched
+from torchdata._native import words_of
 from torchdata._plain_pickles import UntrustedPickleError, is_sealed, refuse_pickled, seal, seal_of, unseal
 from torchdata.dataloader2.graph.serialization import damaged
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
@@ -66,8 +67,6 @@ _KINDS: dict[str, set[type]] = {"received": {int}, "drop": {int}, "ended": {bool
 _KINDS |= {"seconds": {float, NoneType}, "own_seeds": {bool, NoneType}}
 _SEALED = ("graph", "generators", "beginning")
 _OF_WORKERS = ("workers", "turn", "dispatches", "dispatching")
-
-_ATOMS = frozenset({NoneType, bool, int, float, str})
 
 #: A checksum covers only values of these types, because the `repr` of other values may differ between processes.
 _SUMMED = frozenset({NoneType, bool, int, bytes})
@@ -132,29 +131,7 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 def checksum_of(value: Any, of_bytes: Callable[[bytes], bytes] = _crc) -> int:
     """Returns a checksum of a nested value. `of_bytes` computes the checksum of bytes; for a sealed snapshot, `seal_of`
     returns its header, which contains a checksum."""
-    words: list[str] = []
-    _add_words(value, words, of_bytes)
-    return zlib.crc32("".join(words).encode())
-
-
-def _add_words(value: Any, words: list[str], of_bytes: Callable[[bytes], bytes]) -> None:
-    """Appends the text of `value`. For speed, members of basic types are converted without a recursive call."""
-    if isinstance(value, (list, tuple)):
-        words.append(f"[{len(value)}]")
-        for part in value:
-            if type(part) in _ATOMS:
-                words.append(f"{part!r};")
-            else:
-                _add_words(part, words, of_bytes)
-    elif isinstance(value, dict):
-        for name, part in value.items():
-            if type(part) in _ATOMS:
-                words.append(f"{name}:{part!r};")
-            else:
-                words.append(f"{name}:")
-                _add_words(part, words, of_bytes)
-    else:
-        words.append(of_bytes(value).hex() if isinstance(value, bytes) else f"{value!r};")
+    return zlib.crc32(words_of(value, of_bytes).encode())
 
 
 def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:

@@ -4,3 +4,4 @@ pub mod gzip;
 pub mod pickle;
 pub mod tar;
 pub mod tfrecord;
+pub mod words;
