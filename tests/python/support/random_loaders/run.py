@@ -199,7 +199,8 @@ class Run:
         if ends_first:
             self.did.append("shut down")
             self.loader.shutdown()
-        ago = 0 if between or ends_first else min(rng.choice([0, 0, 1, 2]), self.loader._run.delivery.received)
+        run = self.loader._run
+        ago = 0 if between or ends_first else min(rng.choice([0, 0, 1, 2]), run.is_iterating * run.delivery.received)
         state = pickle.loads(pickle.dumps(self.state(ago)))
         at = self.at - ago
         more = rng.choice([0, 0, 1, 5]) if reads_on and not between and not ends_first else 0
