@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torchdata import _machine as machine
 from torchdata._native import Collector
 
 #: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
@@ -17,7 +18,8 @@ SECONDS, FACTOR = 0.005, 50.0
 #: In the formula for the pause between snapshots, n is the number of processes, but at least FEWEST and at most MOST.
 #: The pause after a snapshot grows with the number of processes, because a main process that takes items in strict
 #: order may wait for the snapshots of all processes. A snapshot slows down other processes, because it evicts the data
-#: of these processes from the processor's caches.
+#: of these processes from the processor's caches. If several processes share a processor, n is at least twice their
+#: number per processor, so that all snapshots together take at most 1 % of the processors' time.
 FEWEST, MOST = 2, 4
 
 #: `BUDGET` is the default for the total size in bytes of all snapshots in the main process. `COPIES` is the approximate
@@ -49,7 +51,8 @@ class Announced:
 
 
 def cadence(processes: int) -> tuple[float, float]:
-    return SECONDS, FACTOR * min(max(processes, FEWEST), MOST)
+    together = 2 * processes / machine.cores() if processes > MOST else FEWEST
+    return SECONDS, FACTOR * max(min(processes, MOST), together)
 
 
 def largest(budget: int | None, processes: int) -> int | None:

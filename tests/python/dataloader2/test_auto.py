@@ -1,5 +1,6 @@
 """With `num_workers="auto"`, a loader chooses its number of workers once, when it starts or resumes."""
 
+import itertools
 import logging
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from process_checks import nothing_is_left  # noqa: F401
 from programs import run
 from resuming import begun, continued, resumed
+from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph.settings import apply_sharding
 from torchdata.dataloader2.services.choosing import WorkerChoice, choose_workers
@@ -97,3 +99,9 @@ def test_a_state_that_is_loaded_into_a_running_loader_is_counted_in_its_own_work
         assert list(loader) == list(range(40))
         assert [worker.items for worker in loader.stats().workers] == [20, 20]
         assert loader.diagnose().kind != "idle workers"
+
+
+def test_all_processes_together_spend_at_most_one_percent_of_the_cores_on_snapshots(machine_of) -> None:
+    for cores, processes in itertools.product((2, 16), (2, 4, 33, 256)):
+        machine_of(cores)
+        assert processes / snapshots.cadence(processes)[1] <= 0.01 * cores
