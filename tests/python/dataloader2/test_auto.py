@@ -1,6 +1,5 @@
 """With `num_workers="auto"`, a loader chooses its number of workers once, when it starts or resumes."""
 
-import itertools
 import logging
 from typing import Any
 
@@ -102,6 +101,6 @@ def test_a_state_that_is_loaded_into_a_running_loader_is_counted_in_its_own_work
 
 
 def test_all_processes_together_spend_at_most_one_percent_of_the_cores_on_snapshots(machine_of) -> None:
-    for cores, processes in itertools.product((2, 16), (2, 4, 33, 256)):
+    for cores, processes in ((2, 2), (2, 4), (2, 5), (2, 256), (16, 16), (16, 33), (16, 256)):
         machine_of(cores)
         assert processes / snapshots.cadence(processes)[1] <= 0.01 * cores

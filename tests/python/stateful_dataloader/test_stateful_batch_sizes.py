@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset
 
 from random_stateful.orders import SAMPLERS
 from resumed import TakesOnce, advanced, loaded, seed_all
@@ -64,14 +63,9 @@ class Lines(IterableDataset):
 @pytest.mark.parametrize(
     ("made", "message"),
     [
+        (lambda size: StatefulDataLoader(Lines(), batch_size=size), "the dataset does not have a position for each"),
         (
-            lambda size: StatefulDataLoader(Lines(), batch_size=size),
-            "the dataset does not have a position for each sample",
-        ),
-        (
-            lambda size: StatefulDataLoader(
-                range(50), batch_sampler=torch.utils.data.BatchSampler(range(50), size, False)
-            ),
+            lambda size: StatefulDataLoader(range(50), batch_sampler=BatchSampler(range(50), size, False)),
             "the position in the BatchSampler is a number of batches",
         ),
     ],

@@ -4,8 +4,7 @@
     python -m exchanged_states load FILE
 
 `tools/other_pythons.py` runs this program with each pair of versions. `save` stores a state and the remaining items of
-the epoch, and `load` fails if a loader yields different items.
-"""
+the epoch, and `load` fails if a loader yields different items."""
 
 import pickle
 import sys

@@ -1,10 +1,8 @@
 """A local HTTP server for tests, which imitates unusual behavior of real servers.
 
 The server serves the files of a folder on 127.0.0.1. The query of a URL determines how the server sends the requested
-file. To change a file, a test writes a new version to the folder. The server runs in a separate process, because tests
-count open descriptors. The server exits when its standard input ends, even if the test run is killed.
-
-All parameters of a query are optional:
+file; all parameters of the query are optional. To change a file, a test writes a new version to the folder. The server
+runs in a separate process, because tests count open descriptors, and exits when its standard input ends.
 
 - `ranges=no`: the server ignores the header Range. `ranges=wrong`: the server sends a range that was not requested.
 - `validator=none|weak|date`: the server sends no ETag, a weak ETag, or only the header Last-Modified.

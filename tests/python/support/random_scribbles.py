@@ -1,11 +1,8 @@
 """Writes random bytes into shared memory. Each run must end with correct items or an error, and release all resources.
 
-    python -m drivers scribbles --seconds 1800 --runs 5000     # in tests/python/support
-
 In each run, one process writes random bytes into shared memory, but not into arrays, because arrays lack a checksum.
 The items received before an error must be the first of the correct items. `stats`, `diagnose`, `shutdown` and the
-deletion of objects must not raise.
-"""
+deletion of objects must not raise."""
 
 import ctypes
 import gc

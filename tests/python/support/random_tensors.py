@@ -2,9 +2,7 @@
 
 An item contains tensors in random containers. Several tensors may be views of the same memory. Received tensors must
 share memory with each other wherever unpickled tensors would. Received items that the test keeps must not change, and
-the memory of deleted items must be released.
-
-By hand: `python -m drivers tensors --seconds 600 --seed 1`."""
+the memory of deleted items must be released."""
 
 import hashlib
 import io

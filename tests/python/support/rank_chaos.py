@@ -1,7 +1,5 @@
 """Makes ranks fail at random moments, and checks which errors and leftovers the remaining ranks produce.
 
-    python -m drivers ranks --seconds 600 --jobs 2
-
 A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines how the ranks run, which rank fails,
 and how and when it fails. Rank 0 may host torch's key-value store, as in programs without torchrun. The function
 `judge` contains the rules that jobs must follow."""

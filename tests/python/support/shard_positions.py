@@ -1,10 +1,7 @@
 """Resumes from every position of short epochs in new processes, with every number of workers or ranks.
 
-    python -m drivers positions --seconds 5000    # in tests/python/support
-
 For each plan, which consists of a pipeline and a number of workers, a loader saves a state at each position. A new
-interpreter loads each state with each number of workers, and reads three epochs.
-"""
+interpreter loads each state with each number of workers, and reads three epochs."""
 
 import argparse
 import copy

@@ -3,8 +3,7 @@
 Usage: python -m stopped_processes START_METHOD WHEN ENDING FILE
 
 WHEN is "running" or "starting". If WHEN is "starting", new processes stop themselves while they import this program.
-The ids of the stopped processes are written to FILE.
-"""
+The ids of the stopped processes are written to FILE."""
 
 import os
 import signal

@@ -2,7 +2,5 @@
 
 Over several epochs, resumed runs must yield the same items as an uninterrupted run.
 
-    python -m drivers graphs --seconds 600            # in tests/python/support
-
 `users` contains pipes and functions as users write them, and `stages` contains the parts of graphs. `graphs` creates a
 random graph, and `loaders` a loader with random arguments. `check` compares resumed runs with uninterrupted runs."""

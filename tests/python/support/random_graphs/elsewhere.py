@@ -1,7 +1,6 @@
 """Resumes from states in a fresh interpreter: `python -m random_graphs.elsewhere FILE`.
 
-The file contains a pickled tuple with a function and its arguments.
-"""
+The file contains a pickled tuple with a function and its arguments."""
 
 import gc
 import importlib

@@ -1,7 +1,5 @@
 """Makes the workers of random programs exit or hang.
 
-    python -m drivers stateful-exits --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
-
 Each program runs three times: undisturbed, with exits of workers, and with exits of workers and a resume."""
 
 import contextlib
