@@ -156,7 +156,8 @@ class IndexOrder:
                 self._at_first = self._drawing.now()
                 self._draws.begin(self._at_first)
                 self._note_epoch()
-                self._unread_state = self._own_state()
+                has_read = isinstance(self._iterator, BatchIndices) and self._iterator.has_rest
+                self._unread_state = _NONE if has_read else self._own_state()
             if self._is_known:
                 self._next()
                 return

@@ -206,12 +206,12 @@ class BatchIndices(Iterator[list[int]]):
         return is_stateful(self.inner) and type(self.inner) is not RandomIndices
 
     def __next__(self) -> list[int]:
-        if self.has_ended:
+        if self.has_ended and not self._batch:
             raise StopIteration
         if self.inner is None:
             self.inner = iter(self._batches.sampler)
         size = self._batches.batch_size
-        if type(self.inner) is not RandomIndices:
+        if type(self.inner) is not RandomIndices and not self.has_ended:
             self._batch.extend(itertools.islice(self.inner, max(0, size - len(self._batch))))
         elif not self._batch:
             self._batch = self.inner.take(size)
@@ -222,8 +222,12 @@ class BatchIndices(Iterator[list[int]]):
             raise StopIteration
         # KeyboardInterrupt cannot be raised in the following lines, which contain neither calls nor loops.
         self.samples_yielded += count
-        self.has_ended, self._batch = count < size, rest
+        self.has_ended, self._batch = self.has_ended or count < size, rest
         return batch
+
+    @property
+    def has_rest(self) -> bool:
+        return bool(self._batch)
 
     def put_back(self, indices: list[int]) -> None:
         self._batch = [*indices, *self._batch]
