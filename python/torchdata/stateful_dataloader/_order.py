@@ -99,8 +99,6 @@ class IndexOrder:
         self._epoch: int | None = None
         self._draws = Draws(drawing)
         self._is_kept = False
-        #: For a user's sampler: its state before the first index was requested.
-        self._unread_state: Any = None
 
     def note_random(self) -> None:
         self._at_iter = {} if self._is_plain else self._drawing.now()
@@ -127,6 +125,9 @@ class IndexOrder:
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
         self._has_holes = False
         self.drawn, self._ended = 0, False
+        #: For a user's sampler: its state before the first index was requested; `_NONE` if the loaded state is from
+        #: after the first index.
+        self._unread_state: Any = None
 
     def draw(self) -> Any:
         if self._counted is _NONE:
@@ -156,8 +157,7 @@ class IndexOrder:
                 self._at_first = self._drawing.now()
                 self._draws.begin(self._at_first)
                 self._note_epoch()
-                has_read = isinstance(self._iterator, BatchIndices) and self._iterator.has_rest
-                self._unread_state = _NONE if has_read else self._own_state()
+                self._unread_state = _NONE if self._unread_state is _NONE else self._own_state()
             if self._is_known:
                 self._next()
                 return
@@ -422,7 +422,7 @@ class IndexOrder:
         self.drawn = drawn
         if isinstance(self._iterator, BatchIndices) and state.indices and state.batch_size not in (None, self._size):
             self._iterator.put_back([index for batch in state.indices for index in batch])
-            self.drawn = state.yielded
+            self.drawn, self._unread_state = state.yielded, _NONE
         else:
             self._pending.extend(state.indices)
         self._is_kept = self._keeps_position

@@ -211,8 +211,9 @@ class BatchIndices(Iterator[list[int]]):
         if self.inner is None:
             self.inner = iter(self._batches.sampler)
         size = self._batches.batch_size
-        if type(self.inner) is not RandomIndices and not self.has_ended:
-            self._batch.extend(itertools.islice(self.inner, max(0, size - len(self._batch))))
+        if type(self.inner) is not RandomIndices:
+            missing = 0 if self.has_ended else max(0, size - len(self._batch))
+            self._batch.extend(itertools.islice(self.inner, missing))
         elif not self._batch:
             self._batch = self.inner.take(size)
         batch, rest = self._batch[:size], self._batch[size:]
@@ -224,10 +225,6 @@ class BatchIndices(Iterator[list[int]]):
         self.samples_yielded += count
         self.has_ended, self._batch = self.has_ended or count < size, rest
         return batch
-
-    @property
-    def has_rest(self) -> bool:
-        return bool(self._batch)
 
     def put_back(self, indices: list[int]) -> None:
         self._batch = [*indices, *self._batch]
