@@ -41,5 +41,5 @@ html_last_updated_fmt = None
 html_theme_options = {"navigation_with_keys": True}
 copybutton_selector = ":not(.highlight-text) > div.highlight > pre"  # output has no button
 copybutton_exclude = ".gp, .go"  # prompts and output are not copied
-pygments_style = "tango"
+pygments_style = "a11y-light"  # a contrast of at least 4.5:1
 pygments_dark_style = "monokai"

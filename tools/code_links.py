@@ -20,9 +20,12 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 
 from torchdata.datapipes import map as map_pipes
 
-_FORMS = {form: cls.__name__ for cls, form in functional_forms().items() if not issubclass(cls, map_pipes.MapDataPipe)}
-#: Functional forms with names that also have another meaning. `.map` becomes a link, but `map` does not.
-_AMBIGUOUS = {"enumerate", "filter", "map", "slice", "zip"}
+_ITER = "torchdata.datapipes.iter."
+_FORMS = {
+    form: _ITER + cls.__name__ for cls, form in functional_forms().items() if not issubclass(cls, map_pipes.MapDataPipe)
+}
+#: Names that also have another meaning. `.map` becomes a link, but `map` does not.
+_AMBIGUOUS = {"enumerate", "filter", "map", "prometheus", "slice", "zip"}
 _PUBLIC = {
     name for module in [*MODULES, "torchdata.datapipes.iter"] for name in importlib.import_module(module).__all__
 }
@@ -52,9 +55,10 @@ class CodeLinks(SphinxPostTransform):
     def _index(self) -> dict[str, str]:
         found: dict[str, str] = {}
         objects = self.env.domaindata["py"]["objects"]
-        # If a map-style and an iterable-style pipe have the same class name, the short name refers to the
-        # iterable-style pipe.
-        for full in sorted(objects, key=lambda name: ".map." in name):
+        # If several classes have the same name, the short name refers to a node on pages about nodes, and to an
+        # iterable-style pipe on all other pages.
+        preferred = "torchdata.nodes." if "nodes" in self.env.current_document.docname else _ITER
+        for full in sorted(objects, key=lambda name: (not name.startswith(preferred), name)):
             entry = objects[full]
             if entry.aliased or entry.objtype == "module":
                 continue
@@ -67,11 +71,10 @@ class CodeLinks(SphinxPostTransform):
     @staticmethod
     def _find(text: str, index: dict[str, str]) -> str | None:
         name = re.sub(r"\([^()]*\)$", "", text)
-        if not re.fullmatch(r"\.?[A-Za-z_][\w.]*", name):
+        if not re.fullmatch(r"\.?[A-Za-z_][\w.]*", name) or name in _AMBIGUOUS:
             return None
-        if name.startswith(".") or (name in _FORMS and name not in _AMBIGUOUS):
-            cls = _FORMS.get(name.removeprefix("."))
-            return index.get(cls) if cls else None
+        if name.startswith(".") or name in _FORMS:
+            return index.get(_FORMS.get(name.removeprefix("."), ""))
         return index.get(name)
 
 

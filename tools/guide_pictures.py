@@ -28,7 +28,7 @@ def main() -> None:
         PICTURES.mkdir()
         for picture in sorted(Path(folder).glob("*.svg")):
             # The pictures contain the file name of the program that has run, but the guide calls the program train.py.
-            text = re.sub(r"( textLength[^<>]*)?>slow-loader_0\.py", ">train.py", picture.read_text(encoding="utf-8"))
+            text = re.sub(r"( textLength[^<>]*)?>slow-loader_\d\.py", ">train.py", picture.read_text(encoding="utf-8"))
             (PICTURES / picture.name).write_text(text, encoding="utf-8")
             print(f"{PICTURES.name}/{picture.name}")
 

@@ -24,7 +24,6 @@ FETCHING = {"src", "srcset", "data", "poster", "background"}
 #: Values of the attribute `rel` of `link` elements that only refer to another page.
 NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", "top"}
 
-
 SEARCHED = {
     "recipes/data": "imagefold jsonl csv parquet webdataset s3",
     "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",
@@ -142,6 +141,8 @@ def test_guides_and_classes_link_to_the_reference(site: Path, pages: dict[Path, 
     workers = pages[site / "guides/workers.html"].links
     assert "../reference/pipes-sharding.html#torchdata.datapipes.iter.ShardingFilter" in workers
     assert "#torchdata.datapipes.iter.HttpReader" in pages[site / "reference/pipes-stores.html"].links
+    to_nodes = {path.stem for path, page in pages.items() if any("torchdata.nodes.Map" in link for link in page.links)}
+    assert to_nodes & {"nodes", "tutorial", "cheat-sheet", "pipes", "randomness", "install"} == {"nodes"}
 
 
 GROUPS = pipe_groups.GROUPS

@@ -170,8 +170,8 @@ def test_the_program_of_the_guide_resumes_where_each_rank_stopped(tmp_path: Path
 
     guide = Path(__file__).parents[3] / "docs" / "guides" / "stateful-ranks.md"
     program = guide.read_text().split("```python\n")[1].split("```")[0]
-    assert program.count('Path(f"loader') == 1
-    (tmp_path / "train.py").write_text(program.replace('Path(f"loader', f'Path(f"{tmp_path}/loader'))
+    assert program.count('f"loader-') == 2
+    (tmp_path / "train.py").write_text(program.replace('f"loader-', f'f"{tmp_path}/loader-'))
 
     def run(*arguments: str) -> list[str]:
         store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -192,4 +192,4 @@ def test_the_program_of_the_guide_resumes_where_each_rank_stopped(tmp_path: Path
     assert len(whole) == 2 * 3 * 5
     stopped = run("7")
     assert len(stopped) == 2 * 7
-    assert sorted(stopped + run("resume")) == whole
+    assert sorted(stopped + run("resume", "7")) == whole
