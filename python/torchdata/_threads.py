@@ -76,6 +76,8 @@ def start(thread: threading.Thread) -> None:
     try:
         thread.start()
     except RuntimeError as error:
+        if "unlocked lock" in str(error) and error.__context__ is not None:  # Ctrl-C has interrupted `threading` itself
+            raise error.__context__ from None
         if "start new thread" not in str(error):  # the error has another reason, such as the exit of the interpreter
             raise
         raise RuntimeError(f"{error} ({thread.name}): {OUT_OF_TASKS}, or there is no memory for its stack") from error

@@ -149,6 +149,18 @@ def test_fewer_threads_than_requested_suffice(monkeypatch: pytest.MonkeyPatch) -
     assert list(IterableWrapper(range(9)).threadpool_map(str, max_workers=4)) == list("012345678")
 
 
+def test_ctrl_c_inside_the_start_of_a_thread_is_raised_as_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.Lock().release()
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(IterableWrapper(range(9)).threadpool_map(str))
+
+
 def test_saving_waits_for_calls_that_may_be_changing_their_item_and_holds_the_others() -> None:
     entered, opened, calls = threading.Event(), threading.Event(), []
 
