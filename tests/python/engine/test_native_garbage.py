@@ -170,6 +170,7 @@ WAYS = {
     "filter that drops": lambda holder: _native.FilterIterator(iter([]), bool, [], holder.called, bool),
     "filter that converts": lambda holder: _native.FilterIterator(iter([]), bool, [], bool, holder.called),
     "filter of types": filter_of_types,
+    "batches": lambda holder: _native.BatchIterator(map(holder.called, []), 1, False, list),
     "items by index": lambda holder: _native.IndexedIterator(holder.called, iter([]), holder.called),
     "items of indices": lambda holder: _native.IndexedIterator(bool, iter([holder]), bool),
     "queue of items": queue_of_items,

@@ -60,7 +60,7 @@ def seed_worker(base_seed: int, worker_id: int) -> None:
 
     seed = base_seed + worker_id
     random.seed(seed)
-    torch.manual_seed(seed)
+    generators.seed_torch(torch, seed)
     numpy_seed: Any = _generate_state
     numpy.random.seed(numpy_seed(base_seed, worker_id))
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, islice, repeat, zip_longest
+from itertools import chain
 from typing import Any, overload
 
+from torchdata._native import BatchIterator
 from torchdata.datapipes._pipe.checks import BATCH_SIZE, check_callable, check_int, check_size, check_source, length_of
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, R, T, T_co
 
 __all__ = ["Batcher", "Grouper", "UnBatcher"]
-
-
-#: Batches up to this size are collected by `zip_longest`. `zip_longest` always allocates a tuple of the batch size,
-#: which would waste memory for larger batches.
-_ZIPPED = 1024
-
-_NOTHING = object()
 
 
 class Batcher(IterDataPipe[T_co]):
@@ -72,33 +65,9 @@ class Batcher(IterDataPipe[T_co]):
         self.wrapper_class = wrapper_class
 
     def __iter__(self) -> Iterator[Any]:
-        if self.wrapper_class is DataChunk and self.batch_size <= _ZIPPED:
-            return self._chunks(iter(self.datapipe))
-        return self._batches(iter(self.datapipe))
-
-    def _batches(self, source: Iterator[Any]) -> Iterator[Any]:
-        wrap, size = self.wrapper_class, self.batch_size
-        while len(batch := list(islice(source, size))) == size:
-            yield wrap(batch)
-        if batch and not self.drop_last:
-            yield wrap(batch)
-
-    def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # `zip_longest` reuses its result tuple if nothing else refers to it; the tuple then keeps the items of the last
-        # batch in memory. The argument `_` of `chunk` refers to the result tuple, so that `zip_longest` does not reuse
-        # the tuple.
-        new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
-        rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
-        reused = gc.get_referents(rows)
-
-        def chunk(members: tuple[Any, ...], _: object = reused) -> DataChunk[Any]:
-            if members[-1] is nothing:
-                return DataChunk([] if drop_last else [member for member in members if member is not nothing])
-            made = new(DataChunk)
-            made += members
-            return made
-
-        return filter(None, map(chunk, rows))
+        class_ = DataChunk if self.wrapper_class is DataChunk else list
+        batches = BatchIterator(iter(self.datapipe), self.batch_size, bool(self.drop_last), class_)
+        return batches if class_ is DataChunk else map(self.wrapper_class, batches)
 
     def __len__(self) -> int:
         items = length_of(self, self.datapipe)
