@@ -130,7 +130,8 @@ class WorkerPool(Group):
         self._stream = iter(self.collector)
 
     def beginning(self, shared_seed: int | None, fresh: bool, starts: list[EpochStart]) -> tuple[Any, ...]:
-        return ("epoch", self._epoch, not self.is_ordered, shared_seed, fresh, self._first, starts)
+        fields = [tuple(start) for start in starts]
+        return ("epoch", self._epoch, not self.is_ordered, shared_seed, fresh, self._first, fields)
 
     def instruct(self, worker: int, beginning: Sequence[tuple[Any, ...]], received: int) -> None:
         """Sends the unanswered batch requests of an exited worker to its replacement process.

@@ -408,7 +408,7 @@ class RestartingIterator(WorkersIterator):
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
             return before
-        return [*before, ("repeat", False, self._seed_then, fresh, EpochStart(position, again=[*since, *ordered]))]
+        return [*before, ("repeat", False, self._seed_then, fresh, (position, (0, 0), [*since, *ordered]))]
 
     # -- replacing a worker ----------------------------------------------------------------------------
 

@@ -43,8 +43,7 @@ from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
 NO_ORDER = -1
 
 
-@dataclass
-class EpochStart:
+class EpochStart(NamedTuple):
     """The position where a shard begins an epoch, or continues the epoch of a failed worker.
 
     Args:
@@ -230,7 +229,8 @@ class _Worker:
                 self._run_epoch(*order[1:])
             elif order[0] == "repeat":
                 if self.shards:  # repeats an epoch of the replaced worker, because later epochs depend on that epoch
-                    self.shards[0].begin_epoch(*order[1:])
+                    iterates, seed, fresh, start = order[1:]
+                    self.shards[0].begin_epoch(iterates, seed, fresh, EpochStart(*start))
             else:
                 self._left.append(order[1])
             order, self.pending = self.pending, None
@@ -241,18 +241,18 @@ class _Worker:
         self.shards[entered].globals.enter()
 
     def _run_epoch(
-        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, first: int, starts: Sequence[EpochStart]
+        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, first: int, starts: list[Any]
     ) -> None:
         self.child.counting.begin(epoch)
         turn = next((index for index, shard in enumerate(self.setup.shards) if shard >= first), 0)
-        self.sender.start_epoch(epoch, 1, [(one.account, 0, None) for one in starts], turn)
+        self.sender.start_epoch(epoch, 1, [(EpochStart(*one).account, 0, None) for one in starts], turn)
         if self.failure is not None:
             self.shards = [ShardReader.failed(number, self) for number in self.setup.shards]
         each = []
         for number, (shard, start) in enumerate(zip(self.shards, starts, strict=True)):
             if self.failure is None:
                 self._turns.enter(number)
-            each.append(shard.begin_epoch(iterates, shared_seed, fresh, start))
+            each.append(shard.begin_epoch(iterates, shared_seed, fresh, EpochStart(*start)))
         batches = each[0] if len(each) == 1 else tuple(each)
         while True:
             try:
