@@ -123,8 +123,8 @@ class FilterIterator(Iterator[Any]):
 
 @final
 class BatchIterator(Iterator[Any]):
-    """Yields lists of `size` items. `class_` is `list`, or a subclass whose `__init__` is not called."""
-    def __new__(cls, source: Iterator[Any], size: int, drop_last: bool, class_: type[list[Any]]) -> Self: ...
+    """Yields lists of `size` items. `new_list` creates each list."""
+    def __new__(cls, source: Iterator[Any], size: int, drop_last: bool, new_list: Callable[[], list[Any]]) -> Self: ...
     def __next__(self) -> Any: ...
 
 @final

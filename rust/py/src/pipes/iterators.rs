@@ -6,7 +6,7 @@ use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple, PyType};
+use pyo3::types::{PyList, PyType};
 
 unsafe extern "C" {
     /// CPython 3.12 added this function to the stable ABI. CPython 3.11 exports the function without declaring it.
@@ -152,15 +152,15 @@ pub struct BatchIterator {
     /// The number of items per list, or 0 after the end.
     size: AtomicUsize,
     drop_last: bool,
-    /// The type of the lists: `list` or a subclass, whose `__init__` is not called.
-    class: Py<PyType>,
+    /// A function that returns a new list.
+    new_list: Py<PyAny>,
 }
 
 #[pymethods]
 impl BatchIterator {
     #[new]
-    fn new(source: Py<PyAny>, size: usize, drop_last: bool, class: Py<PyType>) -> Self {
-        Self { source, size: size.into(), drop_last, class }
+    fn new(source: Py<PyAny>, size: usize, drop_last: bool, new_list: Py<PyAny>) -> Self {
+        Self { source, size: size.into(), drop_last, new_list }
     }
 
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
@@ -168,14 +168,7 @@ impl BatchIterator {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyList>>> {
-        let (class, nothing) = (self.class.as_ptr().cast(), PyTuple::empty(py));
-        // SAFETY: `class` is a subclass of list, so its slot `tp_new` contains a function that returns a new list, or
-        // NULL with an exception set.
-        let list = unsafe {
-            let new: ffi::newfunc = std::mem::transmute(ffi::PyType_GetSlot(class, ffi::Py_tp_new));
-            let list = Bound::from_owned_ptr_or_err(py, new(class, nothing.as_ptr(), std::ptr::null_mut()))?;
-            list.cast_into_unchecked::<PyList>()
-        };
+        let list = self.new_list.bind(py).call0()?.cast_into::<PyList>()?;
         let (size, source) = (self.size.load(Relaxed), self.source.bind(py));
         for _ in 0..size {
             let item = next_of(source).inspect_err(|_| self.size.store(0, Relaxed))?;
@@ -190,6 +183,6 @@ impl BatchIterator {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
-        visit.call(&self.class)
+        visit.call(&self.new_list)
     }
 }

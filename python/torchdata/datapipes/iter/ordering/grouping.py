@@ -65,9 +65,10 @@ class Batcher(IterDataPipe[T_co]):
         self.wrapper_class = wrapper_class
 
     def __iter__(self) -> Iterator[Any]:
-        class_ = DataChunk if self.wrapper_class is DataChunk else list
-        batches = BatchIterator(iter(self.datapipe), self.batch_size, bool(self.drop_last), class_)
-        return batches if class_ is DataChunk else map(self.wrapper_class, batches)
+        # creating an empty chunk without `__init__` saves a call of a Python function per batch
+        new_list = partial(DataChunk.__new__, DataChunk) if self.wrapper_class is DataChunk else list
+        batches = BatchIterator(iter(self.datapipe), self.batch_size, bool(self.drop_last), new_list)
+        return map(self.wrapper_class, batches) if new_list is list else batches
 
     def __len__(self) -> int:
         items = length_of(self, self.datapipe)
@@ -101,18 +102,15 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
         return self._unfold(iter(self.datapipe), members)
 
     def _members(self, element: Any, level: int = 1) -> Iterable[Any]:
-        if level == 1 and isinstance(element, list):
-            return element
-        if level == 0:
+        if level != 0 and isinstance(element, list):
+            rest = partial(self._members, level=max(level - 1, -1))
+            return element if level == 1 else chain.from_iterable(map(rest, element))
+        if level <= 0:
             return (element,)
-        if not isinstance(element, list):
-            if level < 0:
-                return (element,)
-            raise IndexError(
-                f"UnBatcher: unbatch_level {self.unbatch_level} exceeds the depth of the DataPipe: expected a list, "
-                f"but found {element!r} of type {type(element).__name__}"
-            )
-        return chain.from_iterable(map(partial(self._members, level=max(level - 1, -1)), element))
+        raise IndexError(
+            f"UnBatcher: unbatch_level {self.unbatch_level} exceeds the depth of the DataPipe: expected a list, "
+            f"but found {element!r} of type {type(element).__name__}"
+        )
 
 
 class Grouper(IterDataPipe[Any]):
