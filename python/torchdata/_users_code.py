@@ -9,11 +9,10 @@ import inspect
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from traceback import walk_tb
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdata._reporting import PACKAGE
 
@@ -24,8 +23,7 @@ _INNER = ("dataset", "datasets", "datapipe", "datapipes", "source_dp", "source_d
 _DEEPEST = 16
 
 
-@dataclass(frozen=True)
-class UsersCode:
+class UsersCode(NamedTuple):
     """A function of the user. `name` includes the class, as in `Photos.__getitem__`. `location` is a file and a line,
     as in `train.py:12`."""
 

@@ -214,7 +214,8 @@ class EpochRun:
             pipeline.hand_over(
                 lambda: None if resumed is None else resumed.shards(pipeline), in_shards, self.recorder.full
             )
-        tracker.find_output()  # also if an interrupted attempt has already handed over the graph
+        if tracker.output is not pipeline.datapipe:  # a graph that consists of the `WorkerOutput` does not change
+            tracker.find_output()  # also if an interrupted attempt has already handed over the graph
         service = pipeline.service
         if saved is not None:
             if position is not None:

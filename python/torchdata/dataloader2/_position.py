@@ -28,7 +28,7 @@ from torchdata.dataloader2.state.shards import fitted, in_main
 from torchdata.dataloader2.state.worker_positions import lasts, names_of_lasting
 from torchdata.datapipes._pipe.datasets import UnorderedSet
 from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes._pipe.state.iteration import counted_attributes
+from torchdata.datapipes._pipe.state.iteration import counted_attributes, forget_one
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.datapipe import token_of
@@ -37,7 +37,6 @@ from torchdata.datapipes.iter.threads.prefetching import Prefetcher
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
     entries_of,
-    forget_state,
     is_one_to_one,
     iterate,
     load_entries,
@@ -278,8 +277,10 @@ class Tracker:
 
     def _has_lasting(self) -> bool:
         begun = self._run.epochs if self._epochs_before is None else self._epochs_before
+        if not begun or self._pipeline.datapipe is self.output:  # a `WorkerOutput` keeps no state
+            return False
         graph = Graph(self._pipeline.datapipe)
-        return bool(begun) and (lasts(graph) or any(map(counted_attributes, graph)))
+        return lasts(graph) or any(map(counted_attributes, graph))
 
     def _require_no_drift(self) -> None:
         """Raises RuntimeError if a pipe in the main process keeps state between epochs, and the last epoch was
@@ -365,7 +366,7 @@ class Tracker:
         if resumed is not None:
             self._restore(Graph(datapipe), resumed)
         elif output is not None:
-            forget_state(output)  # the loaded state belongs to the previous epoch
+            forget_one(output)  # the loaded state belongs to the previous epoch
         is_later = self._run.epochs > 1 or self._follows_loaded
         beginning = output.position(0) if resumed is None and is_later and output is not None else None
         iterator: Iterator[Any] = iterate(datapipe)

@@ -18,13 +18,18 @@ from torchdata.dataloader2.graph.cutting import find_lca_round_robin_sharding_dp
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
 from torchdata.datapipes._pipe.checks import check_int, wrong_type
-from torchdata.datapipes._pipe.datasets import is_coordinated, is_indexed_only, shuffles_itself, splits_itself
+from torchdata.datapipes._pipe.datasets import (
+    instance_of,
+    is_coordinated,
+    is_indexed_only,
+    shuffles_itself,
+    splits_itself,
+)
 from torchdata.datapipes._pipe.explaining import ordinal
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.datapipe import MapDataPipe
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES
-from torchdata.datapipes.map.combinatorics import IndexSampler
 from torchdata.datapipes.state import is_one_to_one
 
 __all__ = ["DataPipeLintWarning", "Finding", "lint"]
@@ -417,7 +422,7 @@ def _inputs(sources: list[Any]) -> list[Any]:
 
 def _orders(pipe: Any) -> bool:
     """Returns whether the pipe determines the order of the items, as shufflers and samplers do."""
-    return is_shuffler(pipe) or isinstance(pipe, IndexSampler)
+    return is_shuffler(pipe) or instance_of(pipe, "torchdata.datapipes.map.combinatorics", "IndexSampler")
 
 
 def _divides(pipe: Any) -> bool:

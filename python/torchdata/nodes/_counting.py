@@ -53,7 +53,7 @@ def _rows_of(root: BaseNode[Any]) -> Iterator[tuple[IterationToken, str, str, in
     for node in nodes:
         node._counted = IterationToken()
         is_ahead = isinstance(node, ThreadedNode) or bool(getattr(node, "num_workers", False))
-        flags = int(Flag.THREAD) if is_ahead else 0
+        flags = Flag.THREAD if is_ahead else 0
         yield node._counted, *_named(node), readers.get(id(node), len(nodes)), flags, 0
 
 

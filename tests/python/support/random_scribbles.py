@@ -168,4 +168,4 @@ def _look(opened):
         raise _LookingError from error
 
 
-DRIVER = Driver(lambda seed, _: Plan(seed), check, "whole epochs")
+DRIVER = Driver(lambda seed, _: Plan(seed), check, "whole epochs", is_quiet=lambda _: False)  # workers print errors

@@ -20,7 +20,6 @@ import pickle
 import re
 import struct
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -181,6 +180,8 @@ class SharedPickle:
             flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
             self._owned = OwnedDescriptor(os.memfd_create("torchdata-graph", flags))
         else:
+            import tempfile  # imports many modules
+
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
         # The pickle is written by `write`, because `write` raises an error if memory is lacking, whereas access to

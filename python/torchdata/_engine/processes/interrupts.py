@@ -24,9 +24,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdata._handlers import CAN_BE_HELD, handled_signals
 from torchdata._machine import caught_signals
@@ -166,8 +165,7 @@ def block_all_but_own_sigterm() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, set(CAN_BE_HELD) - {signal.SIGTERM})
 
 
-@dataclass(frozen=True)
-class MainSignals:
+class MainSignals(NamedTuple):
     handled: tuple[int, ...]
     blocked: tuple[int, ...]
 

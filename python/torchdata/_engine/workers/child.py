@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from torchdata import _engine
 from torchdata._engine.items.codec import loads
@@ -53,8 +53,7 @@ _LARGEST_LEARNT = (32 << 20) - (64 << 10)
 LONG_IDLE = 5
 
 
-@dataclass
-class CommonSetup:
+class CommonSetup(NamedTuple):
     bells: Handle[BellBoard]
     main_pid: int
     #: Whether the main process is this process's parent; True unless the start method is "forkserver".
@@ -92,8 +91,7 @@ class CommonSetup:
         return not self.is_child_of_main or os.getppid() == self.main_pid
 
 
-@dataclass
-class Lines:
+class Lines(NamedTuple):
     #: The link that transmits commands from the main process.
     control: Handle[Link]
     #: The links that transmit items to the main process or to each worker.

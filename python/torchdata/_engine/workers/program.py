@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from torchdata._engine.errors import WorkerExitedError
 from torchdata._engine.processes.exit_messages import exit_message
@@ -74,8 +73,7 @@ class Program(ABC):
         return WorkerExitedError(text or exit_message(process), worker, process.exitcode, stage, item)
 
 
-@dataclass(frozen=True)
-class ChildInfo:
+class ChildInfo(NamedTuple):
     worker_id: int
     num_workers: int
     dispatches: bool

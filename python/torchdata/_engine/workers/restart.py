@@ -71,7 +71,7 @@ class Restarts:
             with InterruptsDeferred() as deferred:
                 self._shutdown.forker = self._forker = ForkingProcess.forked(programs, members.bells, deferred.deliver)
             for index, setup in enumerate(members.setups):
-                common = replace(setup.common, is_child_of_main=False)
+                common = setup.common._replace(is_child_of_main=False)
                 members.setups[index] = replace(setup, program=Inherited(index), common=common)
 
     def begin(self, epoch: int) -> None:

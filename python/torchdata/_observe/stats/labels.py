@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import inspect
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,9 @@ if TYPE_CHECKING:
     from torchdata._native import IterationToken
 
 
-class Flag(enum.IntFlag):
+class Flag:
+    """Bits that describe a pipe. They are plain integers, because a new worker computes them before its first item."""
+
     #: The pipe yields each item that it reads, possibly after buffering it.
     HOLDS = 1
     #: The pipe receives items from another process, so its time is spent waiting.
@@ -54,13 +55,13 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
                 readers.setdefault(numbers[id(source)], number)
     described = []
     for number, pipe in enumerate(pipes):
-        flags = _flags(pipe) | (Flag.PUT_OFF if id(pipe) in put_off else Flag(0))
+        flags = _flags(pipe) | (Flag.PUT_OFF if id(pipe) in put_off else 0)
         name, location = name_of(pipe), (location_of(pipe) or "") if isinstance(pipe, IterDataPipe) else ""
         if codes := _codes_of(pipe, full):
             name, location = codes[0].name, codes[0].location
         capacity = getattr(pipe, "buffer_size", 0) if flags & Flag.HOLDS else 0
         capacity = capacity if isinstance(capacity, int) and 0 <= capacity < 1 << 63 else 0
-        described.append((token_of(pipe), name, location, readers.get(number), int(flags), capacity))
+        described.append((token_of(pipe), name, location, readers.get(number), flags, capacity))
     return described
 
 
@@ -95,18 +96,18 @@ def _is_timed(pipe: Any, graph: Graph) -> bool:
 def _put_off(graph: Graph) -> set[int]:
     found: set[int] = set()
     for pipe in graph:
-        if hasattr(pipe, "apply_sharding"):
+        if hasattr(type(pipe), "apply_sharding"):
             for source in graph.sources(pipe):
                 if can_wait(source):
                     found.update(id(one) for one in graph_of(source))
     return found
 
 
-def _flags(pipe: Any) -> Flag:
+def _flags(pipe: Any) -> int:
     for cls in type(pipe).__mro__:
         if cls.__name__ in _HOLDERS and cls.__module__.startswith("torchdata."):
             return _HOLDERS[cls.__name__]
-    return Flag.ONE_TO_ONE if getattr(pipe, "one_to_one", False) is True else Flag(0)
+    return Flag.ONE_TO_ONE if getattr(pipe, "one_to_one", False) is True else 0
 
 
 def location_of(pipe: Any) -> str | None:

@@ -102,7 +102,8 @@ def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenera
         for pipe in graph.at(sharding_filter).breadth_first():
             before.setdefault(id(pipe), pipe)
     set_datapipes_seed(before.values(), seed_generator, distributed_shared=True)
-    set_datapipes_seed(graph.breadth_first(exclude=filters), seed_generator, distributed_shared=False)
+    after = [pipe for pipe in graph.breadth_first() if id(pipe) not in before]
+    set_datapipes_seed(after, seed_generator, distributed_shared=False)
     end: DataPipe = graph.end
     return end
 

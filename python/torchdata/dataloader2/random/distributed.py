@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchdata._ranks.torch_group import require_initialized
-
 __all__ = ["dist_share_seed"]
 
 
@@ -32,6 +30,8 @@ def dist_share_seed(seed: int, process_group: Any = None) -> int:
         ...     loader.seed(dist_share_seed(random.getrandbits(63)))
         ...     return loader
     """
+    from torchdata._ranks.torch_group import require_initialized  # `torch_group` imports many modules
+
     dist = require_initialized("dist_share_seed")
     import torch
 

@@ -23,6 +23,7 @@ from torchdata.dataloader2.graph import DataPipe, set_graph_random_seed
 from torchdata.dataloader2.graph.cutting import cut_dispatched, find_replicable_branches, skipping_as_before
 from torchdata.dataloader2.graph.settings import pause_pipes, resume_pipes
 from torchdata.dataloader2.graph.utils import replace_pipe
+from torchdata.dataloader2.linter import warn_of_silent_findings
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
 from torchdata.dataloader2.services.choosing import WorkerChoice, choose_workers, log, refuse_ranks
 from torchdata.dataloader2.services.dataset_epochs import DatasetEpochs
@@ -255,8 +256,6 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     def _warn_of_copies(self, graph: Graph) -> None:
         """Warns if workers would duplicate or lose data, unless a function of the user may divide the items."""
-        from torchdata.dataloader2.linter import warn_of_silent_findings
-
         no_functions = self.worker_init_fn is None and self.worker_reset_fn is None
         shards = self.splits or self.num_workers
         if shards > 1 and no_functions and not replaced_functions():

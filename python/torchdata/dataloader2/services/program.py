@@ -240,6 +240,8 @@ class GraphProgram(EpochProgram):
         #: The reason why no snapshot can be made in this epoch.
         self._unsaved: Exception | None = None
         self._saved = False
+        #: Whether the pipes compare reread items with the original items, as new pipes do.
+        self._is_strict = True
         self._is_beyond_share = False
         #: The iterator of the running epoch, and the number of items that the graph had yielded when this iterator was
         #: created.
@@ -471,7 +473,9 @@ class GraphProgram(EpochProgram):
         return _Share(2)  # the first iteration over the dispatched items ended early
 
     def resume_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
-        set_strictness(self._running_graph(), strict)
+        if not (strict and self._is_strict):
+            set_strictness(self._running_graph(), strict)
+            self._is_strict = strict
         self._passes += 1
         if snapshot is None:
             return self._iterate()

@@ -6,22 +6,23 @@ from typing import Any
 
 from torchdata._reporting import name_of
 from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes.iter.mapping.converting import MapToIterConverter
 from torchdata.datapipes.iter.mapping.skipping import OnError
-from torchdata.datapipes.iter.mapping.wrapping import IterableWrapper
-from torchdata.datapipes.iter.ordering.combinatorics import Shuffler
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
-from torchdata.datapipes.map.callable import Mapper as MapMapper
-from torchdata.datapipes.map.combinatorics import IndexSampler
-from torchdata.datapipes.map.combinatorics import Shuffler as MapShuffler
-from torchdata.datapipes.map.wrapping import SequenceWrapper
 from torchdata.datapipes.state import is_one_to_one
 
 #: Types of plain data that have the same order of elements in all processes.
 _ORDERED = (bytes, dict, list, range, str, tuple)
 
+#: Pipes are recognized by the names of their classes, because importing all classes would delay the start of a worker.
+_ITER, _MAP = "torchdata.datapipes.iter.", "torchdata.datapipes.map."
+#: For each pipe that yields plain data, the attribute that contains the data.
+_DATA = {
+    f"{_ITER}IterableWrapper": "iterable",
+    f"{_MAP}SequenceWrapper": "sequence",
+    f"{_ITER}MapToIterConverter": "indices",
+}
 #: Pipes that yield items in an order that depends only on the source's order and on the seed that all workers share.
-_KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
+_KEEP_ORDER = (f"{_MAP}Mapper", f"{_MAP}Shuffler", f"{_ITER}ShardingFilter", f"{_ITER}Shuffler")
 
 
 def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
@@ -44,23 +45,24 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
 
 def _has_known_order(pipe: Any) -> bool:
     """Returns whether the items have the same order in all workers, unless user functions drop or reorder items."""
-    if type(pipe) is IterableWrapper:
-        return _is_plain(pipe.iterable)
-    if type(pipe) is SequenceWrapper:
-        return _is_plain(pipe.sequence)
-    if type(pipe) is MapToIterConverter:
-        return _is_plain(pipe.indices)
-    return type(pipe) in _KEEP_ORDER or (type(pipe).__module__.startswith("torchdata.") and is_one_to_one(pipe))
+    name = _class_name(pipe)
+    if name in _DATA:
+        return _is_plain(getattr(pipe, _DATA[name]))
+    return name in _KEEP_ORDER or (name.startswith("torchdata.") and is_one_to_one(pipe))
 
 
 def _is_plain(data: Any) -> bool:
-    return _is_plain(data.sequence) if type(data) is SequenceWrapper else type(data) in _ORDERED
+    return type(data) in _ORDERED or (_class_name(data) == f"{_MAP}SequenceWrapper" and _is_plain(data.sequence))
+
+
+def _class_name(value: Any) -> str:
+    return f"{type(value).__module__}.{type(value).__qualname__}"
 
 
 def _sources_of(graph: Graph, pipe: Any) -> str:
     names = []
     for source in graph.at(pipe):
-        if type(source) is IndexSampler:
+        if _class_name(source) == f"{_MAP}IndexSampler":
             names.append(f"the {name_of(source)} over {type(source.sampler).__name__}")
         elif not graph.sources(source):
             iterable = vars(source).get("iterable")

@@ -4,15 +4,15 @@ plain data.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torchdata._engine.snapshots import Account, Kept, KeptDispatched
 from torchdata.dataloader2.random.seed_generator import SeedGenerator
-from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
-from torchdata.datapipes._pipe.state.layout import PipeEntry
+
+if TYPE_CHECKING:
+    from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint
+    from torchdata.datapipes._pipe.state.layout import PipeEntry
 
 #: The rank, the number of ranks, and whether the epoch used seeds that the ranks had not agreed on.
 SavedRanks = tuple[int, int, bool]
@@ -143,8 +143,7 @@ class Randomness(NamedTuple):
         return self.seed, self.is_due, self.generator.exported(), self.initial.exported()
 
 
-@dataclass(frozen=True)
-class Outline:
+class Outline(NamedTuple):
     """The pipeline's fingerprint as JSON, and the size of its pickle in bytes (0 without a pickle)."""
 
     words: str
@@ -152,6 +151,8 @@ class Outline:
 
     @property
     def fingerprint(self) -> Fingerprint:
+        import json  # every child process imports this module, but does not read outlines
+
         found: Fingerprint = json.loads(self.words)
         return found
 

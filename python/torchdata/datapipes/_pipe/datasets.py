@@ -1,6 +1,7 @@
 """Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
-This module does not import PyTorch. If PyTorch is not imported, no object can be an instance of a PyTorch class.
+This module does not import PyTorch and `pathlib`. If a module is not imported, no object can be an instance of its
+classes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import operator
 import sys
 from collections.abc import Mapping
 from enum import Enum
-from pathlib import PurePath
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -34,7 +34,7 @@ _SPLITTING_STAGES = frozenset({"split_by_worker", "ResampledShards", "ResampledS
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 
-def _instance_of(value: Any, module: str, name: str) -> bool:
+def instance_of(value: Any, module: str, name: str) -> bool:
     found = getattr(sys.modules.get(module), name, None)
     return isinstance(found, type) and isinstance(value, found)
 
@@ -56,7 +56,7 @@ def is_indexed_only(value: Any) -> bool:
 
 
 def is_iterable_dataset(value: Any) -> bool:
-    return _instance_of(value, "torch.utils.data", "IterableDataset")
+    return instance_of(value, "torch.utils.data", "IterableDataset")
 
 
 def is_built_in(value: Any) -> bool:
@@ -73,9 +73,9 @@ def splits_itself(iterable: Any) -> bool:
     For a class that is not in `_SPLITTING`, the result is True if its code contains the names `get_worker_info` and
     `num_workers`.
     """
-    if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
+    if any(instance_of(iterable, module, name) for module, name in _SPLITTING):
         return is_iterable_dataset(iterable)
-    if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
+    if instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
         stages = getattr(iterable, "pipeline", ())
         return any(getattr(stage, "__name__", type(stage).__name__) in _SPLITTING_STAGES for stage in stages)
     return _uses(iterable, frozenset({"get_worker_info"})) and _uses(iterable, frozenset({"num_workers"}))
@@ -83,7 +83,7 @@ def splits_itself(iterable: Any) -> bool:
 
 def is_known_to_split(iterable: Any) -> bool:
     known = (*_SPLITTING, ("webdataset.pipeline", "DataPipeline"))
-    return any(_instance_of(iterable, module, name) for module, name in known)
+    return any(instance_of(iterable, module, name) for module, name in known)
 
 
 def shuffles_itself(iterable: Any) -> bool:
@@ -99,15 +99,15 @@ def _uses(iterable: Any, names: frozenset[str]) -> bool:
 
 
 def splits_among_ranks(iterable: Any) -> bool:
-    if _instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
+    if instance_of(iterable, "webdataset.pipeline", "DataPipeline"):
         return any(getattr(stage, "__name__", "") == "split_by_node" for stage in getattr(iterable, "pipeline", ()))
     libraries = ("litdata", "streaming")
-    return any(_instance_of(iterable, *each) for each in _SPLITTING if each[0].partition(".")[0] in libraries)
+    return any(instance_of(iterable, *each) for each in _SPLITTING if each[0].partition(".")[0] in libraries)
 
 
 def is_coordinated(iterable: Any) -> bool:
     """Returns whether the workers of a dataset coordinate over shared memory (mosaicml-streaming)."""
-    return _instance_of(iterable, "streaming.base.dataset", "StreamingDataset")
+    return instance_of(iterable, "streaming.base.dataset", "StreamingDataset")
 
 
 def epoch_of(dataset: Any) -> int | None:
@@ -152,7 +152,7 @@ def _name_of_member(member: Any) -> str:
     if kind is frozenset:
         return f"{{{', '.join(sorted(map(_name_of_member, member)))}}}"
     class_name = f"{kind.__module__}.{kind.__qualname__}"
-    if isinstance(member, PurePath):
+    if instance_of(member, "pathlib", "PurePath"):
         return f"{class_name}({str(member)!r})"
     if isinstance(member, Enum):
         return f"{class_name}.{member.name}" if member.name else f"{class_name}({member.value!r})"

@@ -4,17 +4,15 @@ items."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import chain, compress, cycle, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchdata._native import ShareIterator
 from torchdata.datapipes._pipe.seeking import passes_over
 from torchdata.datapipes._pipe.witnessing import SampleWatch, next_sample, sample_after
 
 
-@dataclass(frozen=True)
-class Division:
+class Division(NamedTuple):
     shards: int
     shard: int
     block: int = 1

@@ -68,11 +68,12 @@ def _ignores_workers(datapipe: Any) -> bool:
         may_ask = not hasattr(type(iterable), "__len__")
     else:
         may_ask = module not in _TRUSTED_MODULES and not is_indexed_only(iterable)
-    return not may_ask and not any(_is_iterable_dataset(value) for value in values.values())
+    return not may_ask and not any(map(_is_iterable_dataset, map(type, values.values())))
 
 
-def _is_iterable_dataset(value: Any) -> bool:
-    names = {cls.__name__ for cls in type(value).__mro__}
+@functools.lru_cache(maxsize=1024)  # the attributes of a pipe have few types
+def _is_iterable_dataset(kind: type) -> bool:
+    names = {cls.__name__ for cls in kind.__mro__}
     return "IterableDataset" in names and "IterDataPipe" not in names
 
 

@@ -18,11 +18,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 from math import isqrt, prod
-from pathlib import PurePath
 from typing import Any, NamedTuple
 from zlib import crc32
 
 from torchdata._handlers import FailuresSuppressed
+from torchdata.datapipes._pipe.datasets import instance_of
 
 _LOWER = (1 << 32) - 1
 
@@ -189,7 +189,7 @@ def _plain(item: Any) -> Any:
         return [[_plain(key), _plain(value)] for key, value in item.items()]
     if isinstance(item, (tuple, list)):
         return [_plain(member) for member in item]
-    if isinstance(item, PurePath):
+    if instance_of(item, "pathlib", "PurePath"):
         return str(item)
     if is_dataclass(item):
         return [_plain(getattr(item, field.name)) for field in fields(item)]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torchdata._drawing.dot import as_digraph
 from torchdata.datapipes._pipe.checks import wrong_type
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
-from torchdata.datapipes._pipe.showing import graph_of_pipe
 
 if TYPE_CHECKING:
     import graphviz
@@ -40,6 +38,9 @@ def to_graph(dp: Any, *, debug: bool = False) -> graphviz.Digraph:
         >>> print(to_graph(IterableWrapper(range(3)).map(str)).source.splitlines()[-2].strip())
         0 -> 1
     """
+    from torchdata._drawing.dot import as_digraph  # every child process imports this module, but only few programs draw
+    from torchdata.datapipes._pipe.showing import graph_of_pipe
+
     if is_pipe(dp):
         return as_digraph(graph_of_pipe(dp, debug=debug))
     graph = getattr(dp, "_torchdata_graph", None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import get_cache_token
 from collections import deque
+from collections.abc import Iterator
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
@@ -76,13 +77,14 @@ def _is_pipe_class(kind: type) -> bool:
 
 
 @lru_cache(maxsize=1024)  # snapshots search graphs often, and the attributes of a pipe usually keep their types
-def _indices(kinds: tuple[type, ...]) -> list[int]:
-    return [index for index, kind in enumerate(kinds) if _role(kind)]
+def _parts(kinds: tuple[type, ...]) -> list[tuple[int, Role]]:
+    """Returns the indices of pipes and containers, and their roles."""
+    return [(index, role) for index, kind in enumerate(kinds) if (role := _role(kind))]
 
 
 def _forget_roles() -> None:
     _role.cache_clear()
-    _indices.cache_clear()
+    _parts.cache_clear()
 
 
 def _clear_roles() -> None:
@@ -98,17 +100,18 @@ def _role_of(value: Any) -> Role | None:
 
 
 def pipes_in(value: Any) -> list[Any]:
-    """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
-
-    Small containers are searched first, because searching large data may exhaust the limit on inspected members.
-    """
+    """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates."""
     _clear_roles()
     role = _role_of(value)
-    if role != "container":
-        return [value] if role else []
+    return _within(value) if role == "container" else [value] if role else []
+
+
+def _within(value: Any) -> list[Any]:
+    """Returns the pipes in a container. Small containers are searched first, because searching large data may exhaust
+    the limit on inspected members."""
     if _is_small_data(value):
         return []
-    roles: dict[type, Role | None] = {type(value): role}
+    roles: dict[type, Role | None] = {type(value): "container"}
     opened: dict[int, list[Any]] = {}
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
@@ -166,34 +169,45 @@ def _in_order(value: Any, opened: dict[int, list[Any]]) -> list[Any]:
 
 def sources_of(datapipe: Any) -> list[Any]:
     _clear_roles()
+    return _sources_of(datapipe)
+
+
+def _sources_of(datapipe: Any) -> list[Any]:
     found: dict[int, Any] = {}
-    skipped = getattr(type(datapipe), "item_attributes", ())
-    attributes = list(vars(datapipe).items())
-    for index in _indices(tuple([type(value) for _, value in attributes])):
-        name, value = attributes[index]
-        for source in pipes_in(value) if name not in skipped else ():
-            if source is not datapipe:
-                found.setdefault(id(source), source)
+    attributes = vars(datapipe).copy()
+    if parts := _parts(tuple(map(type, attributes.values()))):
+        skipped, pairs = getattr(type(datapipe), "item_attributes", ()), list(attributes.items())
+        for index, role in parts:
+            name, value = pairs[index]
+            for source in () if name in skipped else (value,) if role == "pipe" else _within(value):
+                if source is not datapipe:
+                    found.setdefault(id(source), source)
     return list(found.values())
 
 
 def walk(datapipe: Any, known: dict[int, list[Any]] | None = None) -> list[Any]:
     """Returns all pipes of the graph that ends in `datapipe`, sources before their readers. `known` caches the sources
     of pipes, by the pipe's id."""
+    _clear_roles()
     known = {} if known is None else known
-    done: dict[int, Any] = {}
-    opened: set[int] = set()
-
-    stack: list[tuple[Any, bool]] = [(datapipe, False)]
+    found: list[Any] = []
+    opened = {id(datapipe)}
+    stack = [(datapipe, _known_sources(datapipe, known))]
     while stack:
-        pipe, expanded = stack.pop()
-        if expanded:
-            done.setdefault(id(pipe), pipe)
-        elif id(pipe) not in opened:
-            opened.add(id(pipe))
-            stack.append((pipe, True))
-            sources = known.get(id(pipe))
-            if sources is None:
-                sources = known[id(pipe)] = sources_of(pipe)
-            stack.extend((source, False) for source in reversed(sources))
-    return list(done.values())
+        pipe, sources = stack[-1]
+        for source in sources:
+            if id(source) not in opened:
+                opened.add(id(source))
+                stack.append((source, _known_sources(source, known)))
+                break
+        else:
+            stack.pop()
+            found.append(pipe)
+    return found
+
+
+def _known_sources(datapipe: Any, known: dict[int, list[Any]]) -> Iterator[Any]:
+    sources = known.get(id(datapipe))
+    if sources is None:
+        sources = known[id(datapipe)] = _sources_of(datapipe)
+    return iter(sources)

@@ -37,7 +37,7 @@ def _beginning_of(graph: Graph, loaded: PipeEntry | None) -> Beginning:
     pipe = graph.end
     own = None if loaded is None else with_pending(pipe, record_of(pipe), loaded)
     generators = save_generators()
-    found = Beginning(generators, generators)
+    found = Beginning(generators)
     if own is not None:
         found.dropped, found.yielded = own.drop or 0, own.yielded
         found.whole, found.generators = own.generators is not None, own.generators or found.moved
@@ -138,7 +138,7 @@ def resumes_without_reset(datapipe: Any) -> bool:
     """Returns whether a pipe's class has `state_dict` but no `reset`, so that iterations continue from the pipe's
     state."""
     kind = type(datapipe)
-    return is_iter_pipe(datapipe) and not can_reset(kind) and is_restorable(datapipe)
+    return not can_reset(kind) and is_iter_pipe(datapipe) and is_restorable(datapipe)
 
 
 def _follows_end(datapipe: Any) -> bool:
@@ -430,7 +430,7 @@ def forget_state(*datapipes: Any) -> None:
     """
     for datapipe in datapipes:
         for pipe in graph_of(datapipe):
-            _forget(pipe)
+            forget_one(pipe)
 
 
 def forget_below(datapipe: Any) -> None:
@@ -447,15 +447,15 @@ def forget_below(datapipe: Any) -> None:
             if id(source) not in seen:
                 seen.add(id(source))
                 waiting.append(source)
-                _forget(source)
+                forget_one(source)
 
 
-def _forget(pipe: Any) -> None:
+def forget_one(pipe: Any) -> None:
     record = record_of(pipe)
     if is_torchs(pipe):
         pipe._fast_forward_iterator = None
         if record.reader is not None:
-            _forget(record.reader)
+            forget_one(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
         # The `PipeEntry` in `left`, which begins a new iteration, is loaded, because the `PipeEntry` in `loaded` would
@@ -463,7 +463,7 @@ def _forget(pipe: Any) -> None:
         seed = pending_seed(pipe)
         was_set = seed is not None and seed != record.loaded_seed
         load_entry(pipe, record.loaded.left)
-        _forget(pipe)
+        forget_one(pipe)
         if was_set:
             _set_seed(pipe, seed)
         return

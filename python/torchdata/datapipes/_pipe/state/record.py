@@ -8,7 +8,6 @@ one pipe.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from torchdata._native import IterationToken
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
 
 
-@dataclass(slots=True, eq=False)
 class Beginning:
     """The state of a graph at the beginning of an iteration, where a replay of the iteration starts."""
 
@@ -34,21 +32,23 @@ class Beginning:
     yielded: int = 0
     #: Whether this iteration began with a replay of the whole graph.
     whole: bool = False
-    since: float = field(default_factory=time.monotonic)
     #: The `_valid_iterator_id` of each PyTorch pipe of the graph, by the pipe's id.
-    torchs: dict[int, Any] = field(default_factory=dict)
+    torchs: dict[int, Any]
     #: For each pipe of the graph: the pipe, its `PipeEntry`, and the state to add to the entry (see
     #: `entry_at_beginning`).
-    parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
+    parts: list[tuple[Any, PipeEntry, Any]]
     #: For each pipe with a read-ahead thread, by id: how many iterations the pipe had begun before this iteration of
     #: the graph.
-    passes: dict[int, int] = field(default_factory=dict)
+    passes: dict[int, int]
+
+    def __init__(self, generators: dict[str, Any]) -> None:
+        self.moved = self.generators = generators
+        self.torchs, self.parts, self.passes, self.since = {}, [], {}, time.monotonic()
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
         return [(pipe, entry) for pipe, entry, _ in self.parts]
 
 
-@dataclass(slots=True, eq=False)
 class PassRecord:
     """Describes the current iteration of a pipe. Copies and pickles of the pipe do not contain the record."""
 
@@ -86,18 +86,21 @@ class PassRecord:
     attributes: dict[str, Any] | None = None
     #: Names of pipes that were added to the graph since its first iteration. If pipes were added after its first
     #: iteration, a graph cannot save its state.
-    grown: list[str] = field(default_factory=list)
+    grown: list[str]
     is_resumed: bool = False
     claim: Any = None
     #: For an `on_error` pipe, which skips exceptions of earlier pipes: weak references to these earlier pipes.
-    claimed: list[Any] = field(default_factory=list)
+    claimed: list[Any]
     #: A weak reference to the `Renewal`, which replaces the running iterator after a skipped exception.
     renewal: Any = None
     #: A weak reference to the `Renewal` of the pipe that reads this pipe.
     read_by: Any = None
     #: The number of items that `on_error` has skipped in the running iteration, by class of exception. The dict is
     #: replaced by a new dict, and never modified, because a saved state may contain it.
-    skipped: dict[str, int] = field(default_factory=dict)
+    skipped: dict[str, int]
+
+    def __init__(self) -> None:
+        self.grown, self.claimed, self.skipped = [], [], {}
 
     def __reduce__(self) -> Any:
         return type(None), ()  # the record unpickles as None, so that pickles do not depend on this class

@@ -98,6 +98,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     #: The loader sets `_share` in each epoch.
     _share: Any = state(items=True, lasts=True, saved=False)
 
+    item_attributes = frozenset({"groups", "_running"})  # not searched for sources, because they contain only numbers
+
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
         self.source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
         if sharding_group_filter is not None:
