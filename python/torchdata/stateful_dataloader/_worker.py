@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from signal import strsignal
 from typing import Any, ClassVar, NamedTuple
@@ -134,20 +134,21 @@ class ShardReader:
             with contextlib.suppress(Exception):
                 self.reader.read(index)
 
-    def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: EpochStart) -> Batches:
+    def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: Iterable[Any]) -> Batches:
         """Begins or resumes an epoch.
 
         Args:
             iterates: whether the shard reads ahead in an iterable dataset, without waiting for batch requests.
             fresh: whether a new epoch begins after the snapshot was loaded; otherwise, the epoch of the snapshot
                 continues.
+            start: the fields of an `EpochStart`.
         """
-        position, again = start.position, start.again
+        position, _, again, ended = EpochStart(*start)
         batches = Batches(self, iterates)
         try:
             if self.failure is None:
                 self._begin(shared_seed, position, fresh)
-                has_ended = start.ended or (bool(again) and not self._read_again(again))
+                has_ended = ended or (bool(again) and not self._read_again(again))
                 is_resumed = position is not None and not fresh
                 assert self.reader is not None
                 batches.begin(self.reader, is_resumed, again=bool(again))
@@ -229,8 +230,7 @@ class _Worker:
                 self._run_epoch(*order[1:])
             elif order[0] == "repeat":
                 if self.shards:  # repeats an epoch of the replaced worker, because later epochs depend on that epoch
-                    iterates, seed, fresh, start = order[1:]
-                    self.shards[0].begin_epoch(iterates, seed, fresh, EpochStart(*start))
+                    self.shards[0].begin_epoch(*order[1:])
             else:
                 self._left.append(order[1])
             order, self.pending = self.pending, None
@@ -252,7 +252,7 @@ class _Worker:
         for number, (shard, start) in enumerate(zip(self.shards, starts, strict=True)):
             if self.failure is None:
                 self._turns.enter(number)
-            each.append(shard.begin_epoch(iterates, shared_seed, fresh, EpochStart(*start)))
+            each.append(shard.begin_epoch(iterates, shared_seed, fresh, start))
         batches = each[0] if len(each) == 1 else tuple(each)
         while True:
             try:

@@ -310,5 +310,4 @@ def _words_offset() -> int:
     torch.rand(1, generator=made)  # the first draw computes the words that `get_state` returns
     state = made.get_state().numpy()
     needle = state[24 : 24 + 8 * 8].view("<u8").astype("<u4").tobytes()
-    found: bytes = import_whole("ctypes").string_at(made._cdata, _HEAD + len(needle))
-    return found.index(needle)
+    return int(import_whole("ctypes").string_at(made._cdata, _HEAD + len(needle)).index(needle))

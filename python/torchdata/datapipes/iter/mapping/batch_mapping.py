@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import closing
 from typing import Any
 
 from torchdata._native import BatchIterator
@@ -141,19 +142,16 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         results = self._results(BatchIterator(iter(self.source_datapipe), self.batch_size, False, list))
-        return self._unfold(results, _itself) if self._flatten else results
+        return self._unfold(results, lambda batch: batch) if self._flatten else results
 
     def _results(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
         from torchdata.datapipes.iter.mapping.event_loop import EventLoop
 
         call = on_columns(self.async_fn, self.input_col)
-        loop = EventLoop(self.max_concurrency)
-        try:
+        with closing(EventLoop(self.max_concurrency)) as loop:
             for batch in batches:
                 results = loop.run(call, batch)
                 yield results if self.input_col is None else self._replaced(batch, results)
-        finally:
-            loop.close()
 
     def _replaced(self, batch: list[Any], results: list[Any]) -> list[Any]:
         each = iter(results)
@@ -163,7 +161,3 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
     def __len__(self) -> int:
         items = length_of(self, self.source_datapipe)
         return items if self._flatten else -(-items // self.batch_size)
-
-
-def _itself(item: Any) -> Any:
-    return item

@@ -102,9 +102,10 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
         return self._unfold(iter(self.datapipe), members)
 
     def _members(self, element: Any, level: int = 1) -> Iterable[Any]:
+        if level == 1 and isinstance(element, list):
+            return element
         if level != 0 and isinstance(element, list):
-            rest = partial(self._members, level=max(level - 1, -1))
-            return element if level == 1 else chain.from_iterable(map(rest, element))
+            return chain.from_iterable(map(partial(self._members, level=max(level - 1, -1)), element))
         if level <= 0:
             return (element,)
         raise IndexError(
@@ -160,11 +161,8 @@ class Grouper(IterDataPipe[Any]):
     ) -> None:
         self.datapipe = check_source("Grouper", datapipe)
         check_callable("Grouper", "group_key_fn", group_key_fn)
-        for argument, value in (
-            ("buffer_size", buffer_size),
-            ("group_size", group_size),
-            ("guaranteed_group_size", guaranteed_group_size),
-        ):
+        sizes = {"buffer_size": buffer_size, "group_size": group_size, "guaranteed_group_size": guaranteed_group_size}
+        for argument, value in sizes.items():
             if value is not None:
                 words = "group_size must be > 0 and <= buffer_size" if argument == "group_size" else ""
                 check_size("Grouper", argument, value, words)
@@ -193,9 +191,7 @@ class Grouper(IterDataPipe[Any]):
         key_of, groups = self.group_key_fn, self._groups
         for item in source:
             key = key_of(item)
-            group = groups.get(key)
-            if group is None:
-                groups[key] = group = []
+            group = groups.setdefault(key, [])
             group.append(item)
             self._buffered += 1
             if len(group) == self.group_size:
