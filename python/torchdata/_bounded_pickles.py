@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import io
 import math
+import threading
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
 from typing import Any
 
 
@@ -42,15 +42,15 @@ class _Bound:
         self.most, self.written = most, 0
 
     def __enter__(self) -> None:
-        self._before = _bound.set(self)
+        self._before, _own.bound = getattr(_own, "bound", None), self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        _bound.reset(self._before)
+        _own.bound = self._before
         if kind is None and self.written > self.most:
             raise TooLargeError(self.written)
 
 
-_bound: ContextVar[_Bound | None] = ContextVar("_bound", default=None)
+_own = threading.local()
 
 
 class _PickleFile(io.BytesIO):
@@ -85,4 +85,4 @@ def bounded(most: int | None) -> AbstractContextManager[None]:
 def pickle_file() -> io.BytesIO:
     """Returns an in-memory file that stores one pickle. A `with` statement over the returned file does not close the
     file. If the pickles that are written within a `bounded` context exceed `most` bytes, the file loses its content."""
-    return _PickleFile(_bound.get() or _Bound(math.inf))
+    return _PickleFile(getattr(_own, "bound", None) or _Bound(math.inf))

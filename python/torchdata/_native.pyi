@@ -122,6 +122,12 @@ class FilterIterator(Iterator[Any]):
     def __next__(self) -> Any: ...
 
 @final
+class BatchIterator(Iterator[Any]):
+    """Yields lists of `size` items. `new_list` creates each list."""
+    def __new__(cls, source: Iterator[Any], size: int, drop_last: bool, new_list: Callable[[], list[Any]]) -> Self: ...
+    def __next__(self) -> Any: ...
+
+@final
 class IndexedIterator(Iterator[Any]):
     """`map(item_at, indices)`. Unlike a generator, an `IndexedIterator` can continue after an exception."""
     def __new__(

@@ -40,7 +40,7 @@ from torchdata.stateful_dataloader._position import Counts, EpochState, ReadingP
 from torchdata.stateful_dataloader._reading import EpochReader
 from torchdata.stateful_dataloader._skipping import Skipped
 from torchdata.stateful_dataloader._with_workers import WorkersIterator
-from torchdata.stateful_dataloader._worker import Batches, EpochStart, Job, News, ShardReader
+from torchdata.stateful_dataloader._worker import Batches, Job, News, ShardReader
 
 _NONE = object()
 _T = TypeVar("_T")
@@ -277,7 +277,7 @@ class LocalPool:
                 shard = ShardReader(job, number, self.counting)
                 shard.globals = created
                 self._shards.append(shard)
-                units = shard.begin_epoch(True, shared_seed, fresh, EpochStart(position))
+                units = shard.begin_epoch(True, shared_seed, fresh, (position,))
                 self._units.append(units)
                 if units.news.before is not None:
                     self.first_snapshots[number] = units.news.before

@@ -29,7 +29,7 @@ from torchdata._handlers import raise_if_of_handler
 from torchdata._native import ItemStream
 from torchdata._observe.outside import stalls
 from torchdata._read_ahead import ReadAhead, without_own_frame
-from torchdata.stateful_dataloader._worker import EpochStart, Job
+from torchdata.stateful_dataloader._worker import Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
 #: The size in bytes of the shared memory for batch requests that do not fit into the ring; memory is allocated only
@@ -125,11 +125,11 @@ class WorkerPool(Group):
             self.restarts.replace_processes(self.collector)
         for number in range(len(processes)):
             if self._processes[number] is processes[number]:
-                starts = [EpochStart(positions[shard]) for shard in self.members.shards_of(number)]
+                starts = [(positions[shard],) for shard in self.members.shards_of(number)]
                 self._send(number, self.beginning(shared_seed, fresh, starts))
         self._stream = iter(self.collector)
 
-    def beginning(self, shared_seed: int | None, fresh: bool, starts: list[EpochStart]) -> tuple[Any, ...]:
+    def beginning(self, shared_seed: int | None, fresh: bool, starts: list[tuple[Any, ...]]) -> tuple[Any, ...]:
         return ("epoch", self._epoch, not self.is_ordered, shared_seed, fresh, self._first, starts)
 
     def instruct(self, worker: int, beginning: Sequence[tuple[Any, ...]], received: int) -> None:

@@ -39,7 +39,7 @@ from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._pool import PinnedUnits, WorkerPool
 from torchdata.stateful_dataloader._position import EpochState, Progress, ReadingPosition
 from torchdata.stateful_dataloader._skipping import Skipped
-from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
+from torchdata.stateful_dataloader._worker import NO_NEWS, Job, News
 
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader) of a loader with persistent workers, which ended this thread's epoch"
@@ -408,7 +408,7 @@ class RestartingIterator(WorkersIterator):
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
             return before
-        return [*before, ("repeat", False, self._seed_then, fresh, EpochStart(position, again=[*since, *ordered]))]
+        return [*before, ("repeat", False, self._seed_then, fresh, (position, (0, 0), [*since, *ordered]))]
 
     # -- replacing a worker ----------------------------------------------------------------------------
 
@@ -427,14 +427,14 @@ class RestartingIterator(WorkersIterator):
         beginning = self._pool.beginning(self._seed_then, fresh, starts)
         self._pool.instruct(worker, [*before, beginning], received)
 
-    def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:
+    def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], tuple[Any, ...], int]:
         """Returns the data for continuing a shard in a new process: commands that repeat earlier epochs, the position,
         and the number of received but unprocessed batches."""
         progress, orders = self._progress[shard], self._pool.orders[shard]
         unseen = 0 if progress.ended else account[0] - self._seen[shard]
         again = [index for _, index in islice(orders, unseen)] if self._pool.is_ordered else [None] * unseen
         before, position, _, since = self._resumption_of(shard)
-        start = EpochStart(position, account, [*since, *again], progress.ended)
+        start = (position, account, [*since, *again], progress.ended)
         return before, start, len(orders) if progress.ended else unseen
 
     # -- batches -------------------------------------------------------------------------------------

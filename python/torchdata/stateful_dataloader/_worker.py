@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from signal import strsignal
 from typing import Any, ClassVar, NamedTuple
@@ -43,8 +43,7 @@ from torchdata.stateful_dataloader._reading import EpochReader, ReadingSettings
 NO_ORDER = -1
 
 
-@dataclass
-class EpochStart:
+class EpochStart(NamedTuple):
     """The position where a shard begins an epoch, or continues the epoch of a failed worker.
 
     Args:
@@ -135,20 +134,21 @@ class ShardReader:
             with contextlib.suppress(Exception):
                 self.reader.read(index)
 
-    def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: EpochStart) -> Batches:
+    def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: Iterable[Any]) -> Batches:
         """Begins or resumes an epoch.
 
         Args:
             iterates: whether the shard reads ahead in an iterable dataset, without waiting for batch requests.
             fresh: whether a new epoch begins after the snapshot was loaded; otherwise, the epoch of the snapshot
                 continues.
+            start: the fields of an `EpochStart`.
         """
-        position, again = start.position, start.again
+        position, _, again, ended = EpochStart(*start)
         batches = Batches(self, iterates)
         try:
             if self.failure is None:
                 self._begin(shared_seed, position, fresh)
-                has_ended = start.ended or (bool(again) and not self._read_again(again))
+                has_ended = ended or (bool(again) and not self._read_again(again))
                 is_resumed = position is not None and not fresh
                 assert self.reader is not None
                 batches.begin(self.reader, is_resumed, again=bool(again))
@@ -241,11 +241,11 @@ class _Worker:
         self.shards[entered].globals.enter()
 
     def _run_epoch(
-        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, first: int, starts: Sequence[EpochStart]
+        self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, first: int, starts: list[Any]
     ) -> None:
         self.child.counting.begin(epoch)
         turn = next((index for index, shard in enumerate(self.setup.shards) if shard >= first), 0)
-        self.sender.start_epoch(epoch, 1, [(one.account, 0, None) for one in starts], turn)
+        self.sender.start_epoch(epoch, 1, [(EpochStart(*one).account, 0, None) for one in starts], turn)
         if self.failure is not None:
             self.shards = [ShardReader.failed(number, self) for number in self.setup.shards]
         each = []

@@ -86,9 +86,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     }
     add!(
         pipes::token::IterationToken, pipes::calling::TimedCall, pipes::iterators::FilterIterator,
-        pipes::iterators::IndexedIterator, pipes::sequence::SequenceIterator, pipes::sharing::ShareIterator,
-        pipes::delivery::Delivery, pipes::delivery::DeliveryIterator, pipes::handing::HandingIterator,
-        descriptors::OwnedDescriptor, transport::links::PyLink, transport::links::PyBellBoard,
+        pipes::iterators::BatchIterator, pipes::iterators::IndexedIterator, pipes::sequence::SequenceIterator,
+        pipes::sharing::ShareIterator, pipes::delivery::Delivery, pipes::delivery::DeliveryIterator,
+        pipes::handing::HandingIterator, descriptors::OwnedDescriptor, transport::links::PyLink, transport::links::PyBellBoard,
         transport::carrier::PyCarrier, transport::stats::PyStatsBoard, buffers::LeasedBuffer, buffers::ArenaBuffer,
         held_lock::HeldLock, shard_globals::Exchange, shard_globals::SavedGlobals, shard_globals::ShardTurns, transport::sender::Sender,
         transport::collector::Collector, transport::collector::ItemStream, protocol::PyCommandState,

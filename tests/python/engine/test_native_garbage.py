@@ -170,6 +170,7 @@ WAYS = {
     "filter that drops": lambda holder: _native.FilterIterator(iter([]), bool, [], holder.called, bool),
     "filter that converts": lambda holder: _native.FilterIterator(iter([]), bool, [], bool, holder.called),
     "filter of types": filter_of_types,
+    "batches": lambda holder: _native.BatchIterator(map(holder.called, []), 1, False, list),
     "items by index": lambda holder: _native.IndexedIterator(holder.called, iter([]), holder.called),
     "items of indices": lambda holder: _native.IndexedIterator(bool, iter([holder]), bool),
     "queue of items": queue_of_items,
@@ -187,12 +188,8 @@ WAYS = {
     "gzip reader": lambda holder: _native.GzipReader(holder.read),
     "gzip reader amid members": gzip_reader_amid_members,
     "record reader": lambda holder: _native.TFRecordReader(holder.read, "here"),
-    "record reader that converts": lambda holder: _native.TFRecordReader(
-        io.BytesIO().read, "here", convert=holder.called
-    ),
-    "record reader that finishes": lambda holder: _native.TFRecordReader(
-        io.BytesIO().read, "here", finish=holder.called
-    ),
+    "record converter": lambda holder: _native.TFRecordReader(io.BytesIO().read, "here", convert=holder.called),
+    "record finisher": lambda holder: _native.TFRecordReader(io.BytesIO().read, "here", finish=holder.called),
     "collector with errors": lambda holder: _collector(holder.called),
     "collector that watches": collector_that_watches,
     "collector with an interrupt": collector_with_an_interrupt,

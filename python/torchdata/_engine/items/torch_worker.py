@@ -60,9 +60,8 @@ def seed_worker(base_seed: int, worker_id: int) -> None:
 
     seed = base_seed + worker_id
     random.seed(seed)
-    torch.manual_seed(seed)
-    numpy_seed: Any = _generate_state
-    numpy.random.seed(numpy_seed(base_seed, worker_id))
+    generators.seed_torch(torch, seed)
+    numpy.random.seed(_generate_state(base_seed, worker_id))  # type: ignore[no-untyped-call]
 
 
 def collate_where_items_leave(collate: Any) -> None:

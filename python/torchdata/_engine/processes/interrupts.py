@@ -15,6 +15,7 @@ Python handler are deferred.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found] # see `handled_signals`
 import os
 import signal
 import sys
@@ -145,15 +146,15 @@ def interrupts_blocked() -> Iterator[None]:
     its signal mask.
     """
     blocked = {*_SENT_TO_ALL, *handled_signals()} - {signal.SIGCHLD}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    before = _signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
         yield
     finally:
         # Signals are unblocked one by one, so that only one handler runs at a time. `faulthandler` gives handlers a
         # small stack, which several nested handlers would overflow.
         for number in blocked - before:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            _signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+        _signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def block_all_but_own_sigterm() -> None:
@@ -170,7 +171,7 @@ class MainSignals(NamedTuple):
 
     @classmethod
     def now(cls) -> MainSignals:
-        return cls(tuple(handled_signals()), tuple(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+        return cls(tuple(handled_signals()), tuple(_signal.pthread_sigmask(signal.SIG_BLOCK, [])))
 
     def leave_to_main(self) -> None:
         """Makes a child ignore the signals that are meant for the main process. A child must call this method before it

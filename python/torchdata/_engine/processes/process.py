@@ -288,7 +288,3 @@ def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Calla
             connection.wait(sentinels(running), min(left, POLL_INTERVAL))
         except (ValueError, OSError) as error:  # another thread may have closed a file descriptor
             raise_if_of_handler(error)
-
-
-def wait_for_any(children: Sequence[ChildProcess], seconds: float) -> None:
-    wait_for_all(children, seconds, lambda: any(child.ended for child in children))

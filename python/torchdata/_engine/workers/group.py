@@ -22,7 +22,7 @@ from torchdata._engine import snapshots
 from torchdata._engine.items.codec import SharedMemoryHeld, dumps_by, refers_to_tensors
 from torchdata._engine.processes.crossing import Handle, SharedPickle, main_without_file, warn_of_lacks
 from torchdata._engine.processes.positions import SharedPositions
-from torchdata._engine.processes.process import wait_for_any
+from torchdata._engine.processes.process import wait_for_all
 from torchdata._engine.processes.shutdown import OwnsChildren
 from torchdata._engine.processes.start import new_child, start_all, start_method_of
 from torchdata._engine.workers.child import MAIN, ChildSetup, CommonSetup, raise_failure, run_child
@@ -242,7 +242,7 @@ class Group(OwnsChildren):
         try:
             collector.watch(signs, self.members.report_exit)
         except ProcessLookupError:  # other code has reaped the exited child
-            wait_for_any(self.members.processes, 1.0)
+            wait_for_all(processes := self.members.processes, 1.0, lambda: any(one.ended for one in processes))
             self.members.check_alive()
             raise
 

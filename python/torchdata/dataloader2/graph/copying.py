@@ -46,7 +46,7 @@ def duplicate(obj: T) -> T:
     the pipe is copied.
     """
     if not is_pipe(obj):
-        return copy.deepcopy(obj)
+        return obj if obj is None else _copied_pipe(obj, {})
     graph = Graph(obj)
     sharing = _Sharing(graph)
     for pipe in graph:

@@ -18,6 +18,7 @@ from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, has_metho
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES as SHARDING_PRIORITIES
+from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 
 
 def is_random(datapipe: Any) -> TypeGuard[Any]:
@@ -159,8 +160,8 @@ def apply_sharding(
 
 
 def _set_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:
-    # in older pipes, `apply_sharding` lacks the parameter for the sharding group
-    if len(signature_of(datapipe.apply_sharding).parameters) < 3:
+    # in older pipes, `apply_sharding` lacks the parameter for the sharding group; `signature_of` is slow in new workers
+    if type(datapipe) is not ShardingFilter and len(signature_of(datapipe.apply_sharding).parameters) < 3:
         datapipe.apply_sharding(num_of_instances, instance_id)
     else:
         datapipe.apply_sharding(num_of_instances, instance_id, sharding_group=sharding_group)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from dataclasses import dataclass
 
 from torchdata import _machine as machine
+from torchdata._importing import import_whole
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES, ShardingFilter
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 
 LEAST, MOST = 2, 16
-
-_logger = logging.getLogger("torchdata")
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,8 @@ def _is_shared_by_ranks(pipe: object) -> bool:
 
 def log(line: str) -> None:
     """Logs a line, or prints it to stderr if logging is not set up."""
-    if _logger.hasHandlers():
-        _logger.info("%s", line)
+    logger = import_whole("logging").getLogger("torchdata")
+    if logger.hasHandlers():
+        logger.info("%s", line)
     else:
         print(f"torchdata: {line}", file=sys.stderr, flush=True)

@@ -195,7 +195,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._dispatches = False
         #: The epoch numbers that the user has set for datasets: in the workers' graph, and in the dispatching process's
         #: graph.
-        self._epochs = DatasetEpochs(None), DatasetEpochs(None)
+        self._epochs: Sequence[DatasetEpochs] = ()
 
     # -- the graph ---------------------------------------------------------------------------------
 

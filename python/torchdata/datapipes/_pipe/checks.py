@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from math import inf
 from numbers import Real
 from typing import Any, TypeVar
@@ -310,21 +310,21 @@ class explaining:
             name_item(error, path)
 
 
-_must_be_certain = ContextVar("_must_be_certain", default=False)
+_own = threading.local()
 
 
 @contextmanager
 def certain_lengths() -> Iterator[None]:
     """Within this context, `warn_of_length` raises a TypeError instead of issuing a warning. Other threads are not
     affected."""
-    token = _must_be_certain.set(True)
+    before, _own.must_be_certain = getattr(_own, "must_be_certain", False), True
     try:
         yield
     finally:
-        _must_be_certain.reset(token)
+        _own.must_be_certain = before
 
 
 def warn_of_length(message: str) -> None:
-    if _must_be_certain.get():
+    if getattr(_own, "must_be_certain", False):
         raise TypeError(message)
     warn_outside(message)

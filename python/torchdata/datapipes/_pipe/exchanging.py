@@ -12,7 +12,6 @@ a generator's memory does not copy its state, this module calls the public funct
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import os
@@ -24,7 +23,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from torchdata._importing import loaded
+from torchdata._importing import import_whole, loaded
 from torchdata._native import Exchange, HeldLock, SavedGlobals
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe import skipping, splitting, witnessing
@@ -277,7 +276,7 @@ def _new_python(seed: int) -> random.Random:
 
 
 def _memory(address: int, size: int) -> memoryview:
-    return memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+    return memoryview((import_whole("ctypes").c_char * size).from_address(address)).cast("B")
 
 
 def _python(generator: Any) -> _Way:
@@ -295,7 +294,7 @@ def _gauss_offset(cls: type[Any]) -> int:
     """Returns the offset, in a NumPy generator's memory, of the flag that precedes the stored spare normal number."""
     made = cls(0)
     made.set_state({**made.get_state(legacy=False), "has_gauss": 1, "gauss": 0.123456789})
-    raw = ctypes.string_at(id(made), cls.__basicsize__)
+    raw: bytes = import_whole("ctypes").string_at(id(made), cls.__basicsize__)
     return raw.index(struct.pack("<qd", 1, 0.123456789)[8:]) - 8
 
 
@@ -311,4 +310,4 @@ def _words_offset() -> int:
     torch.rand(1, generator=made)  # the first draw computes the words that `get_state` returns
     state = made.get_state().numpy()
     needle = state[24 : 24 + 8 * 8].view("<u8").astype("<u4").tobytes()
-    return ctypes.string_at(made._cdata, _HEAD + len(needle)).index(needle)
+    return int(import_whole("ctypes").string_at(made._cdata, _HEAD + len(needle)).index(needle))

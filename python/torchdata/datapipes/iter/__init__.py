@@ -119,7 +119,6 @@ _HELD = {
     "branching.children": "Child",
     "branching.random_splitting": "_Split _SplitMain",
     "branching.splitting": "_DemuxMain _ForkMain _RoundRobinMain _UnzipMain",
-    "mapping.batch_mapping": "_itself",
     "ordering.bucketing": "_Measured _sorted_bucket",
     "ordering.combinatorics": "SequentialSampler",
     "streams.paragraphs": "_default_line_join",

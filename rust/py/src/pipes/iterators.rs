@@ -1,10 +1,12 @@
-//! Implements fast iterators for `Filter` and for pipes that read by index.
+//! Implements fast iterators for `Filter`, for batches and for pipes that read by index.
+
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::PyType;
+use pyo3::types::{PyList, PyType};
 
 unsafe extern "C" {
     /// CPython 3.12 added this function to the stable ABI. CPython 3.11 exports the function without declaring it.
@@ -139,5 +141,48 @@ impl IndexedIterator {
         visit.call(&self.item_at)?;
         visit.call(&self.indices)?;
         visit.call(&self.on_error)
+    }
+}
+
+/// Yields lists of `size` items. Between two lists, the iterator refers to no items, so that they can be freed. Like a
+/// generator, the iterator ends after an exception.
+#[pyclass(frozen, module = "torchdata._native")]
+pub struct BatchIterator {
+    source: Py<PyAny>,
+    /// The number of items per list, or 0 after the end.
+    size: AtomicUsize,
+    drop_last: bool,
+    /// A function that returns a new list.
+    new_list: Py<PyAny>,
+}
+
+#[pymethods]
+impl BatchIterator {
+    #[new]
+    fn new(source: Py<PyAny>, size: usize, drop_last: bool, new_list: Py<PyAny>) -> Self {
+        Self { source, size: size.into(), drop_last, new_list }
+    }
+
+    fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        slf
+    }
+
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyList>>> {
+        let list = self.new_list.bind(py).call0()?.cast_into::<PyList>()?;
+        let (size, source) = (self.size.load(Relaxed), self.source.bind(py));
+        for _ in 0..size {
+            let item = next_of(source).inspect_err(|_| self.size.store(0, Relaxed))?;
+            let Some(item) = item else {
+                self.size.store(0, Relaxed);
+                return Ok((!list.is_empty() && !self.drop_last).then_some(list));
+            };
+            list.append(item)?;
+        }
+        Ok((size > 0).then_some(list))
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.source)?;
+        visit.call(&self.new_list)
     }
 }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from itertools import islice
+from contextlib import closing
 from typing import Any
 
+from torchdata._native import BatchIterator
 from torchdata.datapipes._pipe.checks import (
     BATCH_SIZE,
     check_callable,
@@ -23,13 +24,6 @@ from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 __all__ = ["BatchAsyncMapper", "BatchMapper"]
-
-
-def _batches(source: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    while len(batch := list(islice(source, size))) == size:
-        yield batch
-    if batch:
-        yield batch
 
 
 class BatchMapper(Unfolding, IterDataPipe[T_co]):
@@ -66,7 +60,7 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
         self.input_col = input_col
 
     def __iter__(self) -> Iterator[T_co]:
-        return self._unfold(_batches(iter(self.datapipe), self.batch_size), self._result)
+        return self._unfold(BatchIterator(iter(self.datapipe), self.batch_size, False, list), self._result)
 
     def _result(self, batch: list[Any]) -> Iterable[Any]:
         columns = self.input_col
@@ -147,20 +141,17 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
         self._flatten = flatten
 
     def __iter__(self) -> Iterator[Any]:
-        results = self._results(_batches(iter(self.source_datapipe), self.batch_size))
-        return self._unfold(results, _itself) if self._flatten else results
+        results = self._results(BatchIterator(iter(self.source_datapipe), self.batch_size, False, list))
+        return self._unfold(results, lambda batch: batch) if self._flatten else results
 
     def _results(self, batches: Iterator[list[Any]]) -> Iterator[list[Any]]:
         from torchdata.datapipes.iter.mapping.event_loop import EventLoop
 
         call = on_columns(self.async_fn, self.input_col)
-        loop = EventLoop(self.max_concurrency)
-        try:
+        with closing(EventLoop(self.max_concurrency)) as loop:
             for batch in batches:
                 results = loop.run(call, batch)
                 yield results if self.input_col is None else self._replaced(batch, results)
-        finally:
-            loop.close()
 
     def _replaced(self, batch: list[Any], results: list[Any]) -> list[Any]:
         each = iter(results)
@@ -170,7 +161,3 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
     def __len__(self) -> int:
         items = length_of(self, self.source_datapipe)
         return items if self._flatten else -(-items // self.batch_size)
-
-
-def _itself(item: Any) -> Any:
-    return item

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import chain, islice, repeat, zip_longest
+from itertools import chain
 from typing import Any, overload
 
+from torchdata._native import BatchIterator
 from torchdata.datapipes._pipe.checks import BATCH_SIZE, check_callable, check_int, check_size, check_source, length_of
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, R, T, T_co
 
 __all__ = ["Batcher", "Grouper", "UnBatcher"]
-
-
-#: Batches up to this size are collected by `zip_longest`. `zip_longest` always allocates a tuple of the batch size,
-#: which would waste memory for larger batches.
-_ZIPPED = 1024
-
-_NOTHING = object()
 
 
 class Batcher(IterDataPipe[T_co]):
@@ -72,33 +65,10 @@ class Batcher(IterDataPipe[T_co]):
         self.wrapper_class = wrapper_class
 
     def __iter__(self) -> Iterator[Any]:
-        if self.wrapper_class is DataChunk and self.batch_size <= _ZIPPED:
-            return self._chunks(iter(self.datapipe))
-        return self._batches(iter(self.datapipe))
-
-    def _batches(self, source: Iterator[Any]) -> Iterator[Any]:
-        wrap, size = self.wrapper_class, self.batch_size
-        while len(batch := list(islice(source, size))) == size:
-            yield wrap(batch)
-        if batch and not self.drop_last:
-            yield wrap(batch)
-
-    def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # `zip_longest` reuses its result tuple if nothing else refers to it; the tuple then keeps the items of the last
-        # batch in memory. The argument `_` of `chunk` refers to the result tuple, so that `zip_longest` does not reuse
-        # the tuple.
-        new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
-        rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
-        reused = gc.get_referents(rows)
-
-        def chunk(members: tuple[Any, ...], _: object = reused) -> DataChunk[Any]:
-            if members[-1] is nothing:
-                return DataChunk([] if drop_last else [member for member in members if member is not nothing])
-            made = new(DataChunk)
-            made += members
-            return made
-
-        return filter(None, map(chunk, rows))
+        # creating an empty chunk without `__init__` saves a call of a Python function per batch
+        new_list = partial(DataChunk.__new__, DataChunk) if self.wrapper_class is DataChunk else list
+        batches = BatchIterator(iter(self.datapipe), self.batch_size, bool(self.drop_last), new_list)
+        return map(self.wrapper_class, batches) if new_list is list else batches
 
     def __len__(self) -> int:
         items = length_of(self, self.datapipe)
@@ -134,16 +104,14 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
     def _members(self, element: Any, level: int = 1) -> Iterable[Any]:
         if level == 1 and isinstance(element, list):
             return element
-        if level == 0:
+        if level != 0 and isinstance(element, list):
+            return chain.from_iterable(map(partial(self._members, level=max(level - 1, -1)), element))
+        if level <= 0:
             return (element,)
-        if not isinstance(element, list):
-            if level < 0:
-                return (element,)
-            raise IndexError(
-                f"UnBatcher: unbatch_level {self.unbatch_level} exceeds the depth of the DataPipe: expected a list, "
-                f"but found {element!r} of type {type(element).__name__}"
-            )
-        return chain.from_iterable(map(partial(self._members, level=max(level - 1, -1)), element))
+        raise IndexError(
+            f"UnBatcher: unbatch_level {self.unbatch_level} exceeds the depth of the DataPipe: expected a list, "
+            f"but found {element!r} of type {type(element).__name__}"
+        )
 
 
 class Grouper(IterDataPipe[Any]):
@@ -193,11 +161,8 @@ class Grouper(IterDataPipe[Any]):
     ) -> None:
         self.datapipe = check_source("Grouper", datapipe)
         check_callable("Grouper", "group_key_fn", group_key_fn)
-        for argument, value in (
-            ("buffer_size", buffer_size),
-            ("group_size", group_size),
-            ("guaranteed_group_size", guaranteed_group_size),
-        ):
+        sizes = {"buffer_size": buffer_size, "group_size": group_size, "guaranteed_group_size": guaranteed_group_size}
+        for argument, value in sizes.items():
             if value is not None:
                 words = "group_size must be > 0 and <= buffer_size" if argument == "group_size" else ""
                 check_size("Grouper", argument, value, words)
@@ -226,9 +191,7 @@ class Grouper(IterDataPipe[Any]):
         key_of, groups = self.group_key_fn, self._groups
         for item in source:
             key = key_of(item)
-            group = groups.get(key)
-            if group is None:
-                groups[key] = group = []
+            group = groups.setdefault(key, [])
             group.append(item)
             self._buffered += 1
             if len(group) == self.group_size:

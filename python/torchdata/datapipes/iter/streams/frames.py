@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from itertools import islice
 from typing import Any, ClassVar
 
+from torchdata._native import BatchIterator
 from torchdata._optional import optional_import
 from torchdata._redacting import shown, shown_with_type
 from torchdata.datapipes._pipe.arrow_tables import is_of_arrow, tables_of
@@ -80,11 +80,8 @@ class DataFrameMaker(IterDataPipe[Any]):
         self._format = FrameFormat(name, library, dtype, dtype_generator)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._frames(iter(self.source_dp), self._format.generated().of_rows)
-
-    def _frames(self, source: Iterator[Any], make: Callable[..., Any]) -> Iterator[Any]:
-        while rows := list(islice(source, self.dataframe_size)):
-            yield make(rows, self.columns)
+        batches = BatchIterator(iter(self.source_dp), self.dataframe_size, False, list)
+        return map(partial(self._format.generated().of_rows, columns=self.columns), batches)
 
     def __len__(self) -> int:
         return -(-length_of(self, self.source_dp) // self.dataframe_size)
