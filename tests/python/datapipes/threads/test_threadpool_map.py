@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import BrokenExecutor
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -106,10 +107,7 @@ def test_the_exception_of_the_source_is_raised_after_the_results_of_earlier_item
 
 
 def test_a_function_that_raises_stop_iteration_does_not_end_the_iteration() -> None:
-    def function(item: int) -> int:
-        return next(iter([item][item % 2 :]))
-
-    iterator = iter(IterableWrapper(range(3)).threadpool_map(function))
+    iterator = iter(IterableWrapper(range(3)).threadpool_map(lambda item: next(iter([item][item % 2 :]))))
     assert next(iterator) == 0
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         next(iterator)
@@ -129,11 +127,8 @@ def test_the_initializer_runs_in_each_thread_with_its_arguments() -> None:
 
 
 def test_a_failing_initializer_is_the_cause_of_an_error_of_the_type_that_executors_raise() -> None:
-    def prepare() -> None:
-        raise OSError("no device")
-
-    with pytest.raises(BrokenExecutor, match="no device") as caught:
-        list(IterableWrapper(range(9)).threadpool_map(str, initializer=prepare))
+    with pytest.raises(BrokenExecutor, match="No such file") as caught:
+        list(IterableWrapper(range(9)).threadpool_map(str, initializer=open, initargs=("/no device",)))
     assert isinstance(caught.value.__cause__, OSError)
 
 
@@ -150,35 +145,28 @@ def test_fewer_threads_than_requested_suffice(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_ctrl_c_inside_the_start_of_a_thread_is_raised_as_keyboard_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(thread: threading.Thread) -> None:
-        try:
-            raise KeyboardInterrupt
-        finally:
-            threading.Lock().release()
-
-    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    error = RuntimeError("release unlocked lock")
+    error.__context__ = KeyboardInterrupt()
+    monkeypatch.setattr(threading.Thread, "start", Mock(side_effect=error))
     with pytest.raises(KeyboardInterrupt):
         list(IterableWrapper(range(9)).threadpool_map(str))
 
 
 def test_saving_waits_for_calls_that_may_be_changing_their_item_and_holds_the_others() -> None:
-    entered, opened, calls = threading.Event(), threading.Event(), []
+    gate, calls = Gate(1), []
 
     def append(item: list[int]) -> list[int]:
         calls.append(item[0])
         item.append(-1)
-        if item[0] == 1:
-            entered.set()
-            assert opened.wait(120)
-        item.append(item[0])
+        item.append(gate(item[0]))
         return item
 
     source = IterableWrapper([[number] for number in range(5)])
     pipe = source.threadpool_map(append, scheduled_tasks=4, max_workers=1)
     iterator = iter(pipe)
     assert next(iterator) == [0, -1, 0]
-    assert entered.wait(120)
-    threading.Timer(0.05, opened.set).start()
+    assert gate.entered.wait(120)
+    threading.Timer(0.05, gate.opened.set).start()
     state = save_state(pipe)
     kinds = [kind for kind, _ in pipe.state_dict()["tasks"]]
     assert kinds == ["result", "item", "item", "item"]
