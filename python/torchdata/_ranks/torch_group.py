@@ -190,7 +190,7 @@ class TorchGroup(UncopyableGroup):
     def _forget(self) -> None:
         """Replaces inherited file descriptors in a forked child, because they would keep connections open."""
         null_device = os.open(os.devnull, os.O_RDWR)
-        for descriptor in self._descriptors:
+        for descriptor in {*self._descriptors} - {null_device}:
             # The descriptor is replaced instead of closed, because an object in the child owns the descriptor and will
             # close it later.
             os.dup2(null_device, descriptor, inheritable=False)

@@ -28,7 +28,7 @@ from torchdata.dataloader2._rank_states import SavedPositions
 from torchdata.dataloader2._seeds import Seeds
 from torchdata.dataloader2.graph import set_graph_random_seed
 from torchdata.dataloader2.state.position import Position
-from torchdata.dataloader2.state.worker_positions import lasts
+from torchdata.dataloader2.state.worker_positions import lasts, may_count
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.skipping import note_epoch, report
 from torchdata.datapipes.iter.threads.prefetching import stop_reading
@@ -205,7 +205,7 @@ class EpochRun:
         resumed = saved = self.saved_positions
         in_workers = position is not None and (not position.in_main or pipeline.contract.has_workers())
         has_received = saved is not None and any(each.received for each in saved.positions.values())
-        if saved is not None and in_workers and not has_received and not lasts(pipeline.datapipe):
+        if saved is not None and in_workers and not has_received and not may_count(pipeline.datapipe):
             position = resumed = None  # before the first item, the epoch can begin with this loader's own shards
         if not pipeline.is_taken_over:
             pipeline.note_identity()

@@ -217,8 +217,9 @@ def test_the_snapshot_of_a_worker_contains_the_attributes_of_a_users_pipe(often:
         assert (list(made), list(made)) == expected
 
 
+@pytest.mark.parametrize("read", [0, 1])
 @pytest.mark.parametrize("after", ["nothing", "batches"])
-def test_a_state_at_the_first_item_of_a_later_epoch_contains_the_attributes_of_a_users_pipe(after: str) -> None:
+def test_a_state_early_in_a_later_epoch_contains_the_attributes_of_a_users_pipe(after: str, read: int) -> None:
     def loader(workers: int, state: Any) -> DataLoader2[Any]:
         pipe = Undeclared(IterableWrapper(range(20))).sharding_filter()
         if after == "batches":
@@ -228,7 +229,8 @@ def test_a_state_at_the_first_item_of_a_later_epoch_contains_the_attributes_of_a
     with loader(2, None) as made:
         list(made)
         reading = iter(made)
-        next(reading)
+        for _ in range(read):
+            next(reading)
         state = saved(made)
         rest, following = [*reading], [*made]
     assert epochs_of(loader(2, state)) == [rest, following]
