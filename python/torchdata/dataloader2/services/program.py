@@ -240,8 +240,9 @@ class GraphProgram(EpochProgram):
         #: The reason why no snapshot can be made in this epoch.
         self._unsaved: Exception | None = None
         self._saved = False
-        #: Whether the pipes compare reread items with the original items, as new pipes do.
-        self._is_strict = True
+        #: Whether `set_strictness` has made all pipes compare reread items with the original items. The first epoch
+        #: calls it, because the user's graph may arrive with pipes that do not compare items.
+        self._is_strict = False
         self._is_beyond_share = False
         #: The iterator of the running epoch, and the number of items that the graph had yielded when this iterator was
         #: created.
