@@ -91,7 +91,7 @@ proptest! {
     fn a_header_with_a_wrong_byte_is_none(at in 0usize..BLOCK, change in 1u8..) {
         let mut block = header(b"name", "0000123\0", b'0');
         block[at] = block[at].wrapping_add(change);
-        // A header with a changed byte is either invalid, or only the notation of its checksum has changed.
+        // The changed header is invalid, unless the byte is part of the checksum and does not change its value.
         prop_assert!(matches!(file_header(&block), None | Some(("name", 0o123))));
     }
 

@@ -177,8 +177,8 @@ class StatefulStream:
         self._base: Any = _UNKNOWN
         self._follows_end = False
         self._is_untouched = True
-        #: The states of the iterable and its iterator before the first iteration. `_after_load` contains the states
-        #: after the first item of an epoch that has resumed, until the next epoch yields an item.
+        #: The states of the iterable and its iterator before the first iteration. After a resumed epoch
+        #: has yielded an item, `_after_load` contains the states after this item, until the next epoch yields one.
         self._pristine: Any = None
         self._after_load: Any = _UNKNOWN
 

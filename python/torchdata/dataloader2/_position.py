@@ -426,8 +426,7 @@ class Tracker:
             self.end = str(error)  # a stored exception would keep the processes alive
             return
         # If the state of the pipes at the epoch's end could not be saved, `position` contains an earlier state. A
-        # loader that resumes from such an earlier state rereads items, so the workers' output is not marked as
-        # finished.
+        # loader that resumes from this earlier state rereads items, so the workers' output is not marked as finished.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))

@@ -473,7 +473,9 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def shuffled_flatmap(
         self, fn: Callable[..., Any] | None = None, input_col: Any = None, buffer_size: int = 100,
     ) -> torchdata.datapipes.iter.ShuffledFlatMapper[Any]:
-        """Applies a function to every item and yields the members of several results in random order."""
+        """Applies a function that returns lists to every item, and yields the members of several lists in
+        random order.
+        """
 
     def slice(self, index: Any, stop: int | None = None, step: int | None = None) -> IterDataPipe[Any]:
         """Keeps some columns of every item."""

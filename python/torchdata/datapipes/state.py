@@ -207,8 +207,8 @@ class _Saving:
         """Returns the ids of the pipes that a resumed run must continue to read.
 
         Args:
-            alone: whether to include the main pipe of a split such as `fork`, because a child that has not begun may
-                read the main pipe later.
+            alone: whether to include the main pipe of a split such as `fork`. A child that has not begun may read the
+                main pipe later.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources

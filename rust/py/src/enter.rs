@@ -29,7 +29,7 @@ impl Slices {
 
 /// # Arguments
 /// * `sleep` - sleeps for one slice without the GIL, and returns whether the event has occurred.
-/// * `look` - checks for the event with the GIL, after each slice and after signals were handled.
+/// * `look` - checks for the event. The GIL is held, and signals have been handled.
 pub fn wait(
     py: Python<'_>,
     limit: Option<Duration>,

@@ -25,7 +25,7 @@ def large() -> Any:
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """Returns a function that returns whether a tensor is moved, and the object that workers get."""
+    """Returns a function. The function returns a pair: whether a tensor is moved, and the object that workers get."""
     from torchdata._engine.items.moving import move_tensors
 
     if is_portable():

@@ -154,7 +154,7 @@ def test_files_that_prose_names_exist() -> None:
 
 #: Matches a name in backticks, also as a method or with arguments.
 NAMES = re.compile(r"(?<!`)`\.?([A-Za-z_][\w.]*)(?:\([^`\n]*\))?`(?!`)")
-#: Names of other projects that no file of this project uses.
+#: Names of other projects. No file of this project may contain these names.
 FOREIGN = "DynamicCutSampler ImageFolder PyUnstable_Object_IsUniquelyReferenced SCM_RIGHTS SimpleCutSampler rustup"
 
 

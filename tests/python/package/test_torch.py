@@ -170,7 +170,7 @@ def test_a_running_pipe_may_search_and_change_the_graph_below_it() -> None:
     pipe = Cutting(IterableWrapper([1, 2, 3, 4]).sharding_filter().map(plus_one))
     with DataLoader2(pipe) as loader:
         assert list(loader) == [3, 21, 4, 31, 5, 41, 6, 51]
-    # For each item, `Cutting` replaces the pipe's source by a source of two items, one for each worker.
+    # `Cutting` replaces the pipe's source: each item becomes a source of two items, one for each worker.
     for method in ("fork", "spawn"):
         with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
             assert list(loader) == [3, 31, 5, 51]

@@ -148,7 +148,7 @@ def test_after_ctrl_c_the_number_of_the_next_epoch_changes_neither_the_rest_of_a
     assert number > 200
 
 
-# With "ranks", the sampler is a generator, and code that interrupts a running generator cannot continue it.
+# With "ranks", the sampler is a generator. Code that interrupts a running generator cannot get its next value.
 @pytest.mark.parametrize("kind", [kind for kind in SMALL if kind != "ranks"])
 def test_without_workers_a_state_saved_at_each_call_is_exact(kind: str) -> None:
     assert check_states_at_each_call(SMALL[kind], 7) > 5

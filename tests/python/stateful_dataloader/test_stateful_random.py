@@ -1,4 +1,4 @@
-"""StatefulDataLoader resumes a few random programs exactly. `python -m drivers stateful` tests many more programs."""
+"""Randomly generated StatefulDataLoaders resume exactly. `python -m drivers stateful` tests many more programs."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Gives malicious input, drawn from a seed, to the readers of foreign data (`make fuzz-files`).
+"""Gives random malicious input to the readers of files and formats (`make fuzz-files`).
 
 A *target* is a function that creates an input from a `random.Random`, reads it, and checks the result. An exception
 that the reader does not document is a finding. Reading may take at most `LONGEST` seconds, and `MOST_MEMORY` bytes. The

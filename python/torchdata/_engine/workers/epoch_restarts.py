@@ -147,7 +147,7 @@ class EpochRestarts(Restarts):
 
 
 def _to_the_end(start: Resumption | None) -> Resumption:
-    """Returns the starting position of a shard that recomputes its epoch up to the end without sending items."""
+    """Returns the position where a shard starts if it recomputes the whole epoch without sending items."""
     start = start or Resumption()
     ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
     return replace(start, starts=[(sent, ALL, None)])

@@ -256,8 +256,8 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """Returns the stacks of the threads other than the main thread, which the process writes after the first `size`
-    bytes of the memory."""
+    """Returns the stacks of all threads but the main thread. The process writes these stacks into the memory, after the
+    first `size` bytes."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)

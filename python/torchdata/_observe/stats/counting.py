@@ -44,8 +44,8 @@ class Counting:
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
-        """Begins to count in a child process. In a worker, `dispatched` is the collector of items from the dispatching
-        process."""
+        """Begins to count items in a child process. In a worker, `dispatched` is the collector of items from
+        the dispatching process."""
         self.board.adopt(self.page, DISPATCHER if setup.dispatches else WORKER, setup.number)
         sender.count_into(self.board, self.page, 0, setup.output_peers)
         commands.count_idle(self.board, self.page)

@@ -160,8 +160,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         elif isinstance(v, StreamWrapper):
             v.close()
 
-    # In a call such as `next(items)[1].read()`, only the bound method refers to the wrapper. If `__getattr__` returned
-    # a method of the file object, nothing would refer to the wrapper during the call, so the file would be closed.
+    # In a call such as `next(items)[1].read()`, only the bound method refers to the `StreamWrapper`. If `__getattr__`
+    # returned a method of the file object, nothing would refer to the wrapper during the call, and the file would close.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of the file object's method `read`, which receives all arguments."""
@@ -343,7 +343,7 @@ def detached(stream: Any, offset: int | None = None) -> Any:
 
 
 def copied(stream: StreamWrapper) -> Any:
-    """Returns a copy of a stream. A `StreamWrapper` of torch cannot be copied, and is returned itself."""
+    """Returns a copy of a stream. A `StreamWrapper` of torch cannot be copied, so the same object is returned."""
     return copy.deepcopy(stream) if StreamWrapper in type(stream).__mro__ else stream
 
 

@@ -12,8 +12,8 @@ pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
 /// which belong to a message that the producer has abandoned.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
-/// A flag in the message kind of an item. An item with this flag may be encoded as different bytes in another run, for
-/// example if the item is pickled.
+/// The flag, in the kind of a message, of items that may be encoded as different bytes in another run, for example
+/// because they are pickled.
 pub const OPAQUE: u16 = 0x200;
 
 /// The number of bits of a buffer's length. The upper 16 bits of a length word contain check bits of the buffer's

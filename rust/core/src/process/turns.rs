@@ -51,7 +51,7 @@ impl Turns {
         Self { turns: AtomicU32::new(MOST), since_tried: AtomicU32::new(0), paid: AtomicU64::new(0) }
     }
 
-    /// Returns how often a wait that begins at the time `now` may call `sched_yield`.
+    /// Returns the number of times that a wait may call `sched_yield` if the wait begins at the time `now`.
     pub fn begin(&self, now: u64) -> u32 {
         if self.paid.load(Relaxed) > now + CREDIT {
             return 0;

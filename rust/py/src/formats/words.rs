@@ -1,4 +1,4 @@
-//! Writes a nested value as a text, of which the checksums of states are computed.
+//! Writes a nested value as text. The checksums of states are checksums of such texts.
 
 use std::fmt::Write;
 

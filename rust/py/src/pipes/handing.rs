@@ -1,7 +1,7 @@
 //! Implements the base class of Python iterators that do not lose items to Ctrl-C.
 //!
 //! An item would be lost if Python handled a signal after taking the item from a queue and before returning the item.
-//! Signal handlers can interrupt the method `_wait`, but this method never takes an item. The method `_hand_over` takes
+//! Signal handlers can interrupt the method `_wait`, but `_wait` never takes an item. The method `_hand_over` takes
 //! the item, and delays a Ctrl-C until the item has been returned.
 
 use std::ffi::c_int;

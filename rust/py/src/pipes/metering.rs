@@ -54,7 +54,7 @@ struct CountedItems {
 }
 
 impl Meter {
-    /// From now on, counts the items and measures their time in the statistics record of `pipe`.
+    /// From now on, adds the items, and the time that they take, to the statistics of `pipe`.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));
     }

@@ -155,8 +155,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// From the next epoch on, counts the items of `iterator` and measures their time in the statistics record of a
-    /// pipe.
+    /// From the next epoch on, adds the items of `iterator`, and the time that they take, to the statistics of a pipe.
     fn count_items(&self, iterator: &Bound<'_, SharedIterator>, page: usize, pipe: usize) -> PyResult<()> {
         iterator.get().meter.count_into(iterator.py(), self.pipe(page, pipe)?);
         Ok(())

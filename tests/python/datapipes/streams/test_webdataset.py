@@ -42,7 +42,7 @@ def test_any_paths_are_gathered_as_in_the_model(paths: list[str]) -> None:
 
 
 def outcome(paths: list[str], generation: int = 1 << 15) -> str:
-    """Returns "right" if the samples are correct, and otherwise the kind of the error and the sample in its message."""
+    """Returns "right" if the samples are correct, or else the class of the error and the sample that it names."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(webdataset, "_GENERATION", generation)
         try:

@@ -85,8 +85,8 @@ def test_a_copy_requests_nothing_before_it_is_read_and_then_only_the_rest(web):
 
 NEW_CONTENTS = {"longer": CONTENT + b"more", "shorter": CONTENT[:50], "other": b"y" * len(CONTENT)}
 
-#: Changes of a file that response headers reveal. Without an ETag or a date, a loader detects that a file has changed
-#: only if the file has a new size.
+#: Changes of a file that a loader can detect from the headers of responses. Without an ETag or a date, a loader
+#: detects that a file has changed only if the file has a new size.
 CHANGES = [
     (kind, ranges, change)
     for kind, ranges in (("strong", "yes"), ("strong", "no"), ("weak", "yes"), ("date", "no"), ("none", "yes"))

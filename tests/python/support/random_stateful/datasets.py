@@ -1,4 +1,4 @@
-"""Provides map-style and iterable datasets, with and without states and random draws."""
+"""Provides map-style and iterable datasets. Some of them have states, and some draw random numbers."""
 
 import os
 import random

@@ -44,8 +44,8 @@ _NO_WAY_BACK = "a streamed archive cannot go back: read each member before the n
 
 
 class Refused(OSError):
-    """Raised for a member or stream that would be dangerous to read. The caller replaces this error by the error class
-    of the archive's format."""
+    """Raised for a member or stream that would be dangerous to read. The caller raises an error of the
+    archive's format instead."""
 
 
 def check_max_ratio(pipe: str, value: Any) -> float | None:

@@ -23,7 +23,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
     """Joins each item of a pipe with the item of a second pipe that has the same key.
 
     The results are in the order of `source_datapipe`. Items of `ref_datapipe` that do not match the current item are
-    kept in a buffer for later items. Streams in items that are never joined are closed.
+    kept in a buffer for later items. If an item is never joined, the streams in the item are closed.
 
     Args:
         source_datapipe: the pipe to read.

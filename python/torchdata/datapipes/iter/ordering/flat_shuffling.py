@@ -28,7 +28,7 @@ __all__ = ["ShuffledFlatMapper"]
 
 
 class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
-    """Applies a function to every item and yields the members of several results in random order.
+    """Applies a function that returns lists to every item, and yields the members of several lists in random order.
 
     A buffer holds `buffer_size` results. The pipe repeatedly yields the next member of a random result in the buffer,
     so members of one result keep their order. When all members of a result have been yielded, the next result replaces
