@@ -161,7 +161,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
             v.close()
 
     # In a call such as `next(items)[1].read()`, only the bound method refers to the `StreamWrapper`. If `__getattr__`
-    # returned a method of the file object, nothing would refer to the wrapper during the call, and the file would close.
+    # returned a method of the file object, during the call nothing would refer to it, and the file would close.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         """Returns the result of the file object's method `read`, which receives all arguments."""
