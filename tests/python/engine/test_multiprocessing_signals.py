@@ -266,7 +266,7 @@ def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_noth
             next(items)
     took = time.monotonic() - begun
     for _ in range(8):
-        timer = Timer()
+        items, timer = None, Timer()  # frees the last loader's threads, whose weak references would lose an exception
         with handling(timer.ring, *Timer.NUMBERS):
             caught = 0
             try:
