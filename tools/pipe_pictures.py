@@ -42,9 +42,9 @@ def outputs(sample: Sample, group: Group) -> list[list[Any]]:
         return [list(row) for row in sample.shown]
     wrap = map_pipes.SequenceWrapper if group.module is map_pipes else iter_pipes.IterableWrapper
     names = {
-        **vars(iter_pipes),
-        **vars(map_pipes),
-        **vars(group.module),
+        **{name: getattr(iter_pipes, name) for name in iter_pipes.__all__},
+        **{name: getattr(map_pipes, name) for name in map_pipes.__all__},
+        **{name: getattr(group.module, name) for name in group.module.__all__},
         **pipe_groups.NAMES,
         "iter_pipes": iter_pipes,
         **{name: wrap(items) for name, items in zip(sample.names, sample.inputs, strict=False)},
