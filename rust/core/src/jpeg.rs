@@ -34,9 +34,8 @@ pub fn decode_part(content: &[u8], part: [u32; 4], reduction: u32, channels: u32
     let (data, length) = (content.as_ptr(), content.len() as _);
     let needed = u64::from(part[2]) * u64::from(part[3]) * u64::from(channels);
     let has_room = needed > 0 && needed <= out.len() as u64; // the decoder takes a width of 0 for the rest of the image
-    // SAFETY: the handle is valid, or null, for which the decoder returns an error. `content` is readable, and `out` has
-    // room for `h` rows of `w` pixels, which follow each other without gaps (the pitch 0). If a setting is refused,
-    // nothing is decoded.
+    // SAFETY: if the handle is null, the decoder returns an error. `content` is readable, and `out` has room for `h` rows
+    // of `w` pixels, which follow each other without gaps (the pitch 0). If a setting is refused, nothing is decoded.
     DECODER.with(|&Decoder(handle)| unsafe {
         has_room
             && turbo::tj3DecompressHeader(handle, data, length) == 0
